@@ -1,0 +1,30 @@
+"""Errors meant for people: what was wrong, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the caller can mend: a wrong path, name, value or shape.
+
+    The command line prints the message alone and exits with code 2.
+    """
+
+
+class TrainingDiverged(RuntimeError):
+    """Training met a value that is not finite; the last good checkpoint stands."""
+
+
+class CorruptFileError(UserError):
+    """A file that is not what it should be: truncated, altered, or from another program."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """``"; did you mean 'resnet12'?"`` for the nearest of ``choices``, or their list."""
+    known = sorted(choices)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(known)}" if known else ""
