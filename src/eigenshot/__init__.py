@@ -1,0 +1,53 @@
+"""Learn an encoder from unlabelled images; classify from one to five examples a class.
+
+>>> from eigenshot import DeepLaplacianEigenmaps, load_encoder
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eigenshot.encoder import Encoder, load_encoder
+    from eigenshot.errors import UserError
+    from eigenshot.estimator import DeepLaplacianEigenmaps
+    from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
+    from eigenshot.methods import Method
+    from eigenshot.networks import create_backbone, list_backbones
+
+__all__ = [
+    "DeepLaplacianEigenmaps",
+    "Encoder",
+    "FewShotResult",
+    "Method",
+    "UserError",
+    "create_backbone",
+    "evaluate_fewshot",
+    "list_backbones",
+    "load_encoder",
+]
+
+_PLACES = {
+    "DeepLaplacianEigenmaps": "eigenshot.estimator",
+    "Encoder": "eigenshot.encoder",
+    "FewShotResult": "eigenshot.evaluation.fewshot",
+    "Method": "eigenshot.methods",
+    "UserError": "eigenshot.errors",
+    "create_backbone": "eigenshot.networks",
+    "evaluate_fewshot": "eigenshot.evaluation.fewshot",
+    "list_backbones": "eigenshot.networks",
+    "load_encoder": "eigenshot.encoder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``eigenshot --help`` must not wait for torch."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'eigenshot' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,6 @@
+"""``python -m eigenshot``."""
+
+from eigenshot.cli import main
+
+if __name__ == "__main__":
+    main()

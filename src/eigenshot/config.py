@@ -1,0 +1,328 @@
+"""A run's settings: typed, read from TOML recipes, every field open to an override.
+
+A recipe holds the numbers of a protocol; these classes hold their names, types and meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from eigenshot.errors import UserError, did_you_mean
+from eigenshot.options import coerce
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where images come from and what shape they are brought to."""
+
+    image_size: int | Auto = "auto"  # side in pixels
+    channels: Literal[1, 3] = 3
+    per_class: int = 20  # drawings a character, glyphs only
+    seed: int = 0  # of the drawings, glyphs only
+    max_unreadable: float = 0.1  # share of broken files that is tolerated in a folder
+    mean: tuple[float, ...] = ()  # of the channels, in [0, 1]; empty: measured
+    std: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """How two views are made; `view_a` and `view_b` override `options` for one view."""
+
+    kind: Literal["simclr", "strokes", "none"] = "simclr"
+    options: dict[str, Any] = field(default_factory=dict)
+    view_a: dict[str, Any] = field(default_factory=dict)
+    view_b: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """A registered backbone, or ``package.module:Factory``."""
+
+    name: str = "auto"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProjectorConfig:
+    """The head that the loss works on: `layers` linear layers of `width`."""
+
+    layers: int = 3
+    width: int = 2048
+    standardize: bool = True
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What is minimised: a registered method, or ``package.module:Class``."""
+
+    name: str = "dle"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD with a cosine schedule to zero."""
+
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    warmup_epochs: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, how many at once, and from which seed."""
+
+    epochs: int = 200
+    batch_size: int | Auto = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state is written, besides the end of every epoch. Zero: never in between."""
+
+    every_steps: int = 0
+    every_minutes: float = 5.0
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """A look at labelled validation images every few epochs; it never influences training."""
+
+    kind: Literal["none", "knn", "fewshot"] = "none"
+    every: int = 1  # epochs
+    data: str = ""  # empty: the validation classes of the training data
+    shots: int = 1
+    episodes: int = 200
+    max_images: int = 5000
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """What is written beside metrics.jsonl."""
+
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run."""
+
+    recipe: str = ""
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    projector: ProjectorConfig = field(default_factory=ProjectorConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values."""
+        return dataclasses.asdict(self)
+
+
+# Settings that change what is recorded, never what is learned: free to differ on resume.
+NEUTRAL_SECTIONS = ("recipe", "checkpoint", "probe", "logging")
+
+
+def _check_ranges(config: Config) -> None:
+    size, batch = config.data.image_size, config.training.batch_size
+    least: list[tuple[str, float, float]] = [
+        ("training.epochs", config.training.epochs, 1),
+        ("training.batch_size", 2 if batch == "auto" else batch, 2),
+        ("training.seed", config.training.seed, 0),
+        ("data.image_size", 1 if size == "auto" else size, 1),
+        ("data.per_class", config.data.per_class, 1),
+        ("data.max_unreadable", config.data.max_unreadable, 0),
+        ("projector.layers", config.projector.layers, 1),
+        ("projector.width", config.projector.width, 1),
+        ("optimizer.lr", config.optimizer.lr, 0),
+        ("optimizer.momentum", config.optimizer.momentum, 0),
+        ("optimizer.weight_decay", config.optimizer.weight_decay, 0),
+        ("optimizer.warmup_epochs", config.optimizer.warmup_epochs, 0),
+        ("checkpoint.every_steps", config.checkpoint.every_steps, 0),
+        ("checkpoint.every_minutes", config.checkpoint.every_minutes, 0),
+        ("probe.every", config.probe.every, 1),
+        ("probe.shots", config.probe.shots, 1),
+        ("probe.episodes", config.probe.episodes, 1),
+        ("probe.max_images", config.probe.max_images, 1),
+    ]
+    for name, value, bound in least:
+        if not value >= bound:  # also catches nan
+            raise UserError(f"{name} must be at least {bound}, found {value}")
+    for name in ("mean", "std"):
+        values = getattr(config.data, name)
+        if values and len(values) != config.data.channels:
+            raise UserError(
+                f"data.{name} needs one value for each of {config.data.channels} channels, "
+                f"found {len(values)}"
+            )
+    if any(value <= 0 for value in config.data.std):
+        raise UserError(f"data.std must be positive, found {list(config.data.std)}")
+
+
+def list_recipes() -> list[str]:
+    """Names of the recipes in the package."""
+    folder = resources.files("eigenshot") / "recipes"
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The table of a recipe by name, or of a TOML file by path."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"no such recipe file: '{name}'")
+        text, label = path.read_text(encoding="utf-8"), path.stem
+    else:
+        known = list_recipes()
+        if name not in known:
+            raise UserError(f"unknown recipe '{name}'{did_you_mean(name, known)}")
+        entry = resources.files("eigenshot") / "recipes" / f"{name}.toml"
+        text, label = entry.read_text(encoding="utf-8"), name
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"recipe '{name}' is not valid TOML: {error}") from error
+    table.setdefault("recipe", label)
+    return table
+
+
+def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) -> Config:
+    """A recipe with overrides, validated.
+
+    Parameters
+    ----------
+    overrides : ``{"optimizer.lr": 0.1}`` or texts like ``"optimizer.lr=0.1"``.
+    """
+    table = read_recipe(recipe)
+    if not isinstance(overrides, Mapping):
+        overrides = dict(parse_override(text) for text in overrides)
+    for key, value in overrides.items():
+        _set(table, key, value)
+    return config_from_table(table)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``"optimizer.lr=0.1"`` as a key and a TOML value; what is no TOML counts as a text."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"--set takes key=value, for instance optimizer.lr=0.1; found '{text}'")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return key.strip(), parsed
+
+
+def _set(table: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    place = table
+    for section in sections:
+        deeper = place.setdefault(section, {})
+        if not isinstance(deeper, dict):
+            raise UserError(f"'{key}' cannot be set: '{section}' is no section")
+        place = deeper
+    place[name] = value
+
+
+def config_from_table(table: Mapping[str, Any]) -> Config:
+    """Typed settings from nested plain values; unknown keys offer the nearest valid one."""
+    config: Config = _build(Config, table, "")
+    return config
+
+
+def _build(kind: type, table: Mapping[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for key, value in table.items():
+        if key not in hints:
+            every = _all_keys(Config, "")
+            # The nearest full name, else the nearest in this section: "optimiser.lr", "epoch".
+            raise UserError(
+                f"unknown setting '{prefix}{key}'"
+                + did_you_mean(f"{prefix}{key}", every if len(prefix + key) > 3 else hints)
+            )
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise UserError(f"'{prefix}{key}' is a section, found {value!r}")
+            values[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+        else:
+            values[key] = coerce(value, hints[key], f"{prefix}{key}")
+    return kind(**values)
+
+
+def _all_keys(kind: type, prefix: str) -> list[str]:
+    keys = []
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            keys += [f"{prefix}{name}", *_all_keys(typing.cast(type, hint), f"{prefix}{name}.")]
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values as ``{"optimizer.lr": 0.05, …}``; empty tables vanish."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def differences(stored: Config, asked: Config) -> list[str]:
+    """What would change what is learned, one text a setting."""
+    old, new = flatten(stored.to_dict()), flatten(asked.to_dict())
+    return [
+        f"{key}: {old.get(key, 'unset')!r} in the run, {new.get(key, 'unset')!r} asked"
+        for key in sorted(set(old) | set(new))
+        if key.split(".")[0] not in NEUTRAL_SECTIONS and old.get(key) != new.get(key)
+    ]
+
+
+def to_toml(config: Config) -> str:
+    """The whole configuration as TOML that `load_config` reads back."""
+    lines: list[str] = []
+    _write_table(config.to_dict(), "", lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _write_table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+    for key, value in table.items():
+        if not isinstance(value, Mapping) and value is not None:
+            lines.append(f"{key} = {_toml_value(value)}")
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            lines.extend(["", f"[{prefix}{key}]"])
+            _write_table(value, f"{prefix}{key}.", lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(entry) for entry in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,182 @@
+"""From whatever names images to a source of the wanted shape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from eigenshot.data.colour import to_grey
+from eigenshot.data.decode import read_image, to_array
+from eigenshot.data.folder import load_folder
+from eigenshot.data.glyphs import SPLITS, load_glyphs
+from eigenshot.data.source import ArraySource, Source, load_npz
+from eigenshot.errors import UserError, did_you_mean
+
+BENCHMARKS = ("glyphs",)
+Progress = Callable[[int, int], None]
+
+
+def is_benchmark(data: Any) -> bool:
+    """Whether ``data`` names a data set that has class splits of its own."""
+    return isinstance(data, str) and data in BENCHMARKS
+
+
+def is_folder(data: Any) -> bool:
+    """Whether ``data`` is read as a folder of image files, whose size must be chosen."""
+    return isinstance(data, str | os.PathLike) and not is_benchmark(data) and not _is_npz(data)
+
+
+def _is_npz(data: str | os.PathLike[str]) -> bool:
+    return Path(data).suffix.lower() == ".npz"
+
+
+def open_source(
+    data: Any,
+    *,
+    image_size: int | None,
+    channels: int,
+    split: str | None = None,
+    per_class: int = 20,
+    seed: int = 0,
+    max_unreadable: float = 0.1,
+    progress: Progress | None = None,
+) -> Source:
+    """A source of ``channels × image_size × image_size`` images.
+
+    Parameters
+    ----------
+    data : ``"glyphs"``, a folder, an ``.npz`` file, an array, a pair (array, labels), or a source.
+    image_size : side in pixels; None keeps the images of arrays and glyphs as they are.
+    split : ``"train"``, ``"validation"`` or ``"test"`` classes of a benchmark; nothing else has
+        splits.
+    per_class, seed : how many glyphs are drawn a character, and from which seed.
+    max_unreadable : share of broken files that a folder may have.
+    """
+    source: Source
+    if is_benchmark(data):
+        source = load_glyphs(split or "train", per_class=per_class, seed=seed)
+    elif split is not None:
+        raise UserError(
+            f"only benchmarks ({', '.join(BENCHMARKS)}) have splits; "
+            f"leave --split out, all images of '{_describe(data)}' are used"
+        )
+    elif isinstance(data, str | os.PathLike):
+        source = _open_path(data, image_size, channels, max_unreadable, progress)
+    elif isinstance(data, Source):
+        source = data
+    elif isinstance(data, tuple) and len(data) == 2:
+        source = ArraySource.from_array(data[0], data[1])
+    elif isinstance(data, np.ndarray | torch.Tensor):
+        source = ArraySource.from_array(data)
+    else:
+        raise UserError(
+            f"cannot read images from {type(data).__name__}: give a folder, an .npz file, "
+            f"an array, a pair (images, labels), or one of {', '.join(BENCHMARKS)}"
+        )
+    return _fit(source, image_size, channels)
+
+
+def as_images(images: Any, *, image_size: int, channels: int) -> Source:
+    """Anything that holds images as a source of the given shape, for an encoder.
+
+    Besides what `open_source` takes: one image file, or a list of files or Pillow images.
+    """
+    if isinstance(images, Image.Image) or _is_image_file(images):
+        images = [images]
+    if isinstance(images, list):
+        if not images:
+            raise UserError("expected at least one image, found an empty list")
+        if all(isinstance(entry, Image.Image | str | os.PathLike) for entry in images):
+            stacked = np.stack([_decode(entry, image_size, channels) for entry in images])
+            return ArraySource(torch.from_numpy(stacked), name="images")
+        images = np.stack([np.asarray(entry) for entry in images])
+    return open_source(images, image_size=image_size, channels=channels)
+
+
+def _is_image_file(images: Any) -> bool:
+    return isinstance(images, str | os.PathLike) and Path(images).is_file() and not _is_npz(images)
+
+
+def _decode(entry: Any, size: int, channels: int) -> np.ndarray:
+    if isinstance(entry, Image.Image):
+        return to_array(entry, size=size, channels=channels)
+    return read_image(entry, size=size, channels=channels)
+
+
+def _open_path(
+    data: str | os.PathLike[str],
+    image_size: int | None,
+    channels: int,
+    max_unreadable: float,
+    progress: Progress | None,
+) -> Source:
+    if _is_npz(data):
+        return load_npz(data)
+    text = os.fspath(data)
+    if not Path(text).expanduser().exists() and os.sep not in text:
+        hint = did_you_mean(text, BENCHMARKS)
+        if hint.startswith("; did"):
+            raise UserError(f"'{text}' is neither a folder nor a benchmark{hint}")
+    if image_size is None:
+        raise UserError(f"images of a folder need a size: set data.image_size for '{data}'")
+    return load_folder(
+        data,
+        image_size=image_size,
+        channels=channels,
+        max_unreadable=max_unreadable,
+        progress=progress,
+    )
+
+
+def _fit(source: Source, image_size: int | None, channels: int) -> Source:
+    """The source itself where it fits; an array is converted, another source is refused."""
+    found, height, width = source.shape
+    size = image_size or min(height, width)
+    if (found, height, width) == (channels, size, size):
+        return source
+    if not isinstance(source, ArraySource):
+        raise UserError(
+            f"'{source.name}' gives images of shape {source.shape}, "
+            f"but {(channels, size, size)} is needed"
+        )
+    fitted = source.resized(size)
+    if found == channels:
+        return fitted
+    if channels == 3:
+        pixels = fitted.pixels.expand(-1, 3, -1, -1)
+    else:
+        grey = to_grey(fitted.pixels.float() / 255)[:, :1]
+        pixels = (grey * 255).round().to(torch.uint8)
+    return ArraySource(pixels, fitted.labels, fitted.class_names, fitted.name)
+
+
+def _describe(data: Any) -> str:
+    return os.fspath(data) if isinstance(data, str | os.PathLike) else type(data).__name__
+
+
+def split_names() -> Sequence[str]:
+    """The names of a benchmark's class splits."""
+    return tuple(SPLITS)
+
+
+def channel_statistics(source: Source, limit: int = 10_000) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel in [0, 1], over evenly spaced images."""
+    rows = np.linspace(0, len(source) - 1, min(len(source), limit)).astype(np.int64)
+    count, total, squares = 0, 0.0, 0.0
+    for start in range(0, len(rows), 256):
+        batch = source.images(rows[start : start + 256]).double() / 255
+        total = total + batch.sum(dim=(0, 2, 3))
+        squares = squares + batch.square().sum(dim=(0, 2, 3))
+        count += batch.numel() // batch.shape[1]
+    mean = torch.as_tensor(total) / count
+    variance = torch.as_tensor(squares) / count - mean.square()
+    # A constant channel carries nothing; leaving it unscaled keeps it finite.
+    deviation = variance.clamp_min(0).sqrt()
+    deviation = torch.where(deviation > 1e-4, deviation, torch.ones_like(deviation))
+    return [round(v, 6) for v in mean.tolist()], [round(v, 6) for v in deviation.tolist()]

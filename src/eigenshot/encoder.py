@@ -1,0 +1,208 @@
+"""The encoder: the only thing that leaves training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eigenshot.data.augment import normalise
+from eigenshot.data.opening import as_images
+from eigenshot.data.source import Source
+from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.networks import Backbone, as_backbone, create_backbone
+from eigenshot.tensorfile import read_tensors, write_tensors
+
+FORMAT = "eigenshot-encoder"
+FILE_NAME = "encoder.safetensors"
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What an image goes through before the network: side length, channels, normalisation."""
+
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass
+class Encoder:
+    """A frozen backbone with its preprocessing and its provenance.
+
+    ``architecture`` is ``{"name", "options"}`` of a registered backbone; the name ``"custom"``
+    stands for a module that the reader must bring along.
+    """
+
+    backbone: Backbone
+    preprocessing: Preprocessing
+    architecture: dict[str, Any]
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def out_features(self) -> int:
+        """Length of a feature vector."""
+        return self.backbone.out_features
+
+    @torch.no_grad()
+    def transform(
+        self,
+        images: Any,
+        *,
+        batch_size: int = 256,
+        device: torch.device | str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> np.ndarray:
+        """Features of images, ``(N, out_features)`` float32, after global average pooling.
+
+        Parameters
+        ----------
+        images : a source, a folder, image files, Pillow images, or an array ``(N, H, W)``,
+            ``(N, H, W, C)`` or ``(N, C, H, W)``; resized to what the encoder was trained on.
+        progress : called with the number of images done and of all.
+        """
+        source = as_images(
+            images, image_size=self.preprocessing.image_size, channels=self.preprocessing.channels
+        )
+        was_training = self.backbone.training
+        self.backbone.eval().to(device)
+        features = np.empty((len(source), self.out_features), dtype=np.float32)
+        try:
+            for start in range(0, len(source), batch_size):
+                rows = np.arange(start, min(start + batch_size, len(source)))
+                features[rows] = self._features(source, rows, device)
+                if progress is not None:
+                    progress(int(rows[-1]) + 1, len(source))
+        finally:
+            self.backbone.train(was_training)
+        return features
+
+    def _features(self, source: Source, rows: np.ndarray, device: torch.device | str) -> np.ndarray:
+        batch = self.normalise(source.images(rows).to(device))
+        output: Tensor = self.backbone(batch)
+        result: np.ndarray = output.float().cpu().numpy()
+        return result
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 ``(B, C, H, W)`` to what the backbone takes, float32 of the same shape."""
+        return normalise(images, self.preprocessing.mean, self.preprocessing.std)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the encoder to one safetensors file; equal encoders give equal bytes."""
+        header = {
+            "architecture": self.architecture,
+            "preprocessing": asdict(self.preprocessing),
+            "provenance": self.provenance,
+        }
+        write_tensors(path, self.backbone.state_dict(), header, kind=FORMAT)
+        return Path(path)
+
+
+def encoder_path(path: str | Path) -> Path:
+    """The file itself, or the encoder inside a run folder."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        if not (file / FILE_NAME).is_file():
+            raise UserError(
+                f"'{path}' holds no {FILE_NAME}: the run is unfinished, or it is no run"
+            )
+        return file / FILE_NAME
+    if not file.is_file():
+        raise UserError(f"no such run or encoder file: '{path}'")
+    return file
+
+
+def load_encoder(path: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
+    """Read an encoder from its file or from a run folder. No code in the file is ever run.
+
+    Parameters
+    ----------
+    backbone : the module, for an encoder that was trained with a user's own one.
+    """
+    file = encoder_path(path)
+    tensors, header = read_tensors(file, kind=FORMAT)
+    try:
+        fields = dict(header["preprocessing"])
+        preprocessing = Preprocessing(
+            image_size=int(fields["image_size"]),
+            channels=int(fields["channels"]),
+            mean=tuple(fields["mean"]),
+            std=tuple(fields["std"]),
+        )
+        architecture = dict(header["architecture"])
+        name, options = architecture["name"], architecture["options"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFileError(
+            f"'{file}' is no encoder of ours: {error!r} in its header"
+        ) from error
+    if backbone is not None:
+        network = as_backbone(
+            backbone, in_channels=preprocessing.channels, image_size=preprocessing.image_size
+        )
+    elif name == "custom" or ":" in name:
+        raise UserError(
+            f"'{file}' was trained with a backbone of its user's ({name}); "
+            "load it with load_encoder(path, backbone=module)"
+        )
+    else:
+        network = create_backbone(name, in_channels=preprocessing.channels, **options)
+    load_weights(network, tensors, str(file))
+    network.eval()
+    return Encoder(network, preprocessing, architecture, dict(header.get("provenance", {})))
+
+
+def load_weights(backbone: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
+    """Fill ``backbone``; names or shapes that do not fit are listed in the error."""
+    wanted = backbone.state_dict()
+    missing = sorted(set(wanted) - set(tensors))
+    surplus = sorted(set(tensors) - set(wanted))
+    misfits = [
+        f"{name} {tuple(tensors[name].shape)} for {tuple(wanted[name].shape)}"
+        for name in sorted(set(wanted) & set(tensors))
+        if tensors[name].shape != wanted[name].shape
+    ]
+    if missing or surplus or misfits:
+        found = [
+            f"{len(names)} {what} ({', '.join(names[:3])}{' …' if len(names) > 3 else ''})"
+            for names, what in (
+                (missing, "missing"),
+                (surplus, "unknown"),
+                (misfits, "of another shape"),
+            )
+            if names
+        ]
+        raise UserError(f"the weights in '{origin}' do not fit this backbone: {'; '.join(found)}")
+    backbone.load_state_dict(tensors)
+
+
+def initialise_from(backbone: nn.Module, path: str | Path) -> None:
+    """Start ``backbone`` from an encoder file, or from a state dict.
+
+    A state dict is read from safetensors, or from a ``torch.save`` file with weights only, which
+    holds tensors and cannot run code.
+    """
+    file = encoder_path(path)
+    if file.suffix == ".safetensors":
+        tensors, _ = read_tensors(file, kind=None)
+    else:
+        tensors = _read_state_dict(file)
+    load_weights(backbone, tensors, str(file))
+
+
+def _read_state_dict(file: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the bytes provoke
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CorruptFileError(f"'{file}' cannot be read as weights: {reason}") from error
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+        raise CorruptFileError(f"'{file}' holds no state dict (names to tensors)")
+    return content

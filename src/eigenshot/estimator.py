@@ -1,0 +1,123 @@
+"""The method as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
+
+from eigenshot.config import load_config
+from eigenshot.data.opening import is_benchmark
+from eigenshot.training.pretrain import pretrain
+from eigenshot.training.reporter import ConsoleReporter, Reporter
+
+
+class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
+    """Learn an encoder from unlabelled images.
+
+    Parameters
+    ----------
+    recipe : name or TOML file of the settings to start from; by default ``"glyphs"`` for glyphs
+        and ``"folder"`` for everything else.
+    backbone : name of a registered backbone, ``"package.module:Factory"``, or a module.
+    epochs, batch_size, image_size : override the recipe; None leaves them to it.
+    settings : further overrides, e.g. ``{"optimizer.lr": 0.1, "method.options.alpha": 0.2}``.
+    initial : an encoder file or state dict to start from.
+    out : folder to keep the run in; a temporary one by default.
+    resume : go on from the last checkpoint in `out`.
+    seed : of weights, order, augmentation and mixing.
+    device : ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    verbose : show progress.
+
+    Attributes
+    ----------
+    encoder_ : the learned `Encoder`.
+    summary_ : time, images a second, versions and last metrics of the run.
+    n_features_out_ : length of a feature vector.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> images = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
+    >>> model = DeepLaplacianEigenmaps(backbone="conv4", epochs=1, batch_size=16)
+    >>> model.fit(images).transform(images).shape
+    (32, 64)
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: str | None = None,
+        backbone: str | nn.Module | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        image_size: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        initial: str | Path | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        seed: int = 0,
+        device: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.recipe = recipe
+        self.backbone = backbone
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.image_size = image_size
+        self.settings = settings
+        self.initial = initial
+        self.out = out
+        self.resume = resume
+        self.seed = seed
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> DeepLaplacianEigenmaps:
+        """Learn from a source of images: ``"glyphs"``, a folder, an npz file, an array.
+
+        An array is ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)``; ``y`` is ignored.
+        """
+        own = self.backbone if isinstance(self.backbone, nn.Module) else None
+        overrides: dict[str, Any] = {"training.seed": self.seed}
+        for key, value in (
+            ("backbone.name", type(own).__name__ if own is not None else self.backbone),
+            ("training.epochs", self.epochs),
+            ("training.batch_size", self.batch_size),
+            ("data.image_size", self.image_size),
+        ):
+            if value is not None:
+                overrides[key] = value
+        recipe = self.recipe or ("glyphs" if is_benchmark(X) else "folder")
+        config = load_config(recipe, {**overrides, **(self.settings or {})})
+        reporter: Reporter = Reporter()
+        if self.verbose:
+            reporter = ConsoleReporter(Console(stderr=True), epochs=config.training.epochs)
+        with tempfile.TemporaryDirectory() as temporary:
+            run = pretrain(
+                X,
+                config,
+                self.out if self.out is not None else Path(temporary) / "run",
+                resume=self.resume,
+                initial=self.initial,
+                backbone=own,
+                device=self.device,
+                reporter=reporter,
+            )
+        self.encoder_ = run.encoder
+        self.summary_ = run.summary
+        self.n_features_out_ = run.encoder.out_features
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Features of images, ``(N, n_features_out_)``; takes what `Encoder.transform` takes."""
+        check_is_fitted(self, "encoder_")
+        features: np.ndarray = self.encoder_.transform(X)
+        return features

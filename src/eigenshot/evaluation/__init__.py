@@ -1,0 +1,1 @@
+"""Protocols that work on features: episodes, few-shot accuracy, nearest neighbours."""

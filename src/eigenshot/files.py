@@ -1,0 +1,59 @@
+"""Files that are whole or not there: written aside, synced, then renamed into place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary handle whose content appears at ``path`` when the block ends, or not at all."""
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private; a result is for sharing
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where the system lets a folder be opened."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Drop what a killed `atomic_write` of ``folder/name`` left behind."""
+    for leftover in folder.glob(f".{name}.*"):
+        leftover.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically, in UTF-8."""
+    with atomic_write(path) as handle:
+        handle.write(text.encode())
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write readable JSON atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

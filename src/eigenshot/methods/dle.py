@@ -1,0 +1,209 @@
+"""Deep Laplacian eigenmaps: Algorithm 1 of the paper.
+
+Two views of an image are neighbours in the similarity graph. The trace term pulls the embeddings
+of neighbours together (Eq. 8, Eq. 12), the decorrelation term keeps the embedding's dimensions
+orthogonal (Eq. 9), and the second view is mixed with another image's at a random layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eigenshot.errors import UserError
+from eigenshot.methods.base import Method
+from eigenshot.networks import Backbone
+
+Reduction = Literal["mean", "sum"]
+
+
+def _exact(z: Tensor) -> Tensor:
+    """At least float32: a sum over thousands of products has no place in half precision."""
+    return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+def trace_loss(z_a: Tensor, z_b: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Mean squared distance of neighbours (Eq. 8), a sample of Tr(ZᵀLZ).
+
+    Parameters
+    ----------
+    z_a, z_b : ``(batch, K)``, row i of both belongs to one image.
+    reduction : over the K dimensions; ``"mean"`` is Algorithm 1, ``"sum"`` is Eq. 8.
+    """
+    if z_a.shape != z_b.shape:
+        raise UserError(
+            f"expected z_a and z_b of one shape, found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
+        )
+    with torch.autocast(device_type=z_a.device.type, enabled=False):
+        squared = (_exact(z_a) - _exact(z_b)).square()
+        return squared.mean() if reduction == "mean" else squared.sum(dim=1).mean()
+
+
+def decorrelation_loss(z: Tensor, route: Literal["auto", "covariance", "gram"] = "auto") -> Tensor:
+    """Sum of the squared off-diagonal entries of C = ZᵀZ / B (Eq. 9).
+
+    ‖ZᵀZ‖_F = ‖ZZᵀ‖_F, so the sum is had from the K×K covariance or from the B×B Gram matrix;
+    ``"auto"`` forms the smaller one. Value and gradient are the same.
+
+    Parameters
+    ----------
+    z : ``(batch, K)``, each dimension of mean zero.
+    """
+    if z.ndim != 2:
+        raise UserError(f"expected embeddings of shape (batch, K), found {tuple(z.shape)}")
+    batch, dimensions = z.shape
+    if route == "auto":
+        route = "gram" if batch < dimensions else "covariance"
+    with torch.autocast(device_type=z.device.type, enabled=False):
+        z = _exact(z)
+        if route == "covariance":
+            covariance = z.T @ z / batch
+            return (covariance - torch.diag(covariance.diagonal())).square().sum()
+        frobenius = (z @ z.T / batch).square().sum()  # Eq. 13
+        diagonal = (z.square().sum(dim=0) / batch).square().sum()
+        return frobenius - diagonal
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One batch's interpolation: where, with whom and how much.
+
+    ``coefficient`` is λ, a scalar tensor; ``permutation`` is ``(batch,)``, the partner of each
+    sample; ``layer`` counts backbone stages, 0 being the input.
+    """
+
+    layer: int
+    coefficient: Tensor
+    permutation: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """λ x + (1 − λ) x[permutation], for x of shape ``(batch, …)``."""
+        return torch.lerp(x[self.permutation], x, self.coefficient.to(x.dtype))
+
+    def to(self, device: torch.device) -> Mix:
+        """The same mix with its tensors on ``device``."""
+        return Mix(self.layer, self.coefficient.to(device), self.permutation.to(device))
+
+
+class DeepLaplacianEigenmapsMethod(Method):
+    """The objective of the paper, L_trace + γ L_const, with interpolation (Algorithm 1).
+
+    Parameters
+    ----------
+    backbone, projector : as in `Method`. The projector's output should be standardised.
+    gamma : weight γ of the decorrelation term. Give this or `k_gamma`.
+    k_gamma : the same weight in its natural scale: Kγ for the mean reduction (docs/theory.md), so
+        that one value serves every K. 0.02 when neither is given.
+    reduction : of the trace term over dimensions, ``"mean"`` or ``"sum"``.
+    mixup : ``"manifold"`` mixes at a layer drawn for each batch, ``"input"`` always at layer 0,
+        ``"none"`` never.
+    alpha : λ ~ Beta(alpha, alpha), one a batch.
+    layers : eligible layers; empty means all, 0 (the input) to the number of stages.
+    decorrelate : ``"one"``, the clean view as in the paper; ``"both"``, the mean over the two
+        branches; ``"none"``, the trace alone, which collapses.
+    target : ``"paper"`` uses λz_i + (1−λ)z_j; ``"unit-variance"`` divides it by √(λ² + (1−λ)²),
+        the deviation that a mixture of two uncorrelated standardised embeddings has.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        projector: nn.Module,
+        *,
+        gamma: float | None = None,
+        k_gamma: float | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+        mixup: Literal["manifold", "input", "none"] = "manifold",
+        alpha: float = 1.0,
+        layers: tuple[int, ...] = (),
+        decorrelate: Literal["one", "both", "none"] = "one",
+        target: Literal["paper", "unit-variance"] = "paper",
+    ) -> None:
+        super().__init__(backbone, projector)
+        if gamma is not None and k_gamma is not None:
+            raise UserError("give either gamma or k_gamma, not both: k_gamma is K times gamma")
+        if min(gamma or 0.0, k_gamma or 0.0) < 0:
+            raise UserError(f"gamma must not be negative, found {gamma if gamma else k_gamma}")
+        if not alpha > 0:
+            raise UserError(f"alpha must be positive, found {alpha}")
+        stages = len(backbone.stages)
+        outside = [layer for layer in layers if not 0 <= layer <= stages]
+        if outside:
+            raise UserError(
+                f"mixup layers must lie between 0 (the input) and {stages} "
+                f"(after the last stage), found {outside}"
+            )
+        self.gamma = gamma
+        self.k_gamma = 0.02 if gamma is None and k_gamma is None else k_gamma
+        self.reduction: Reduction = reduction
+        self.mixup = mixup
+        self.alpha = alpha
+        self.layers = tuple(layers) or tuple(range(stages + 1))
+        self.decorrelate = decorrelate
+        self.target = target
+
+    def weight(self, dimensions: int) -> float:
+        """γ for embeddings of K = ``dimensions``, under the reduction in use."""
+        if self.k_gamma is None:
+            return float(self.gamma or 0.0)
+        # The sum over dimensions is K times the mean, and so is the γ that balances it.
+        return self.k_gamma / dimensions if self.reduction == "mean" else self.k_gamma
+
+    def draw(self, batch_size: int, generator: np.random.Generator) -> Mix | None:
+        """λ, the layer and the permutation of one batch; None when nothing is mixed."""
+        if self.mixup == "none":
+            return None
+        coefficient = torch.tensor(generator.beta(self.alpha, self.alpha), dtype=torch.float64)
+        layer = int(generator.choice(self.layers)) if self.mixup == "manifold" else 0
+        permutation = torch.from_numpy(generator.permutation(batch_size))
+        return Mix(layer, coefficient, permutation)
+
+    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
+        """Loss terms of a batch of positive pairs.
+
+        Parameters
+        ----------
+        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
+        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
+
+        Returns
+        -------
+        ``{"loss", "trace", "decorrelation"}``, scalars.
+        """
+        z_a = self.embed(view_a)
+        z_b = self._embed_mixed(view_b, mix)
+        trace = trace_loss(self._target(z_a, mix), z_b, self.reduction)
+        if self.decorrelate == "none":
+            return {
+                "loss": trace,
+                "trace": trace,
+                "decorrelation": decorrelation_loss(z_a).detach(),
+            }
+        decorrelation = decorrelation_loss(z_a)
+        if self.decorrelate == "both":
+            decorrelation = (decorrelation + decorrelation_loss(z_b)) / 2
+        loss = trace + self.weight(z_a.shape[1]) * decorrelation
+        return {"loss": loss, "trace": trace, "decorrelation": decorrelation}
+
+    def _embed_mixed(self, view: Tensor, mix: Mix | None) -> Tensor:
+        """f_L(λ g_L(x_i) + (1 − λ) g_L(x_j)), Eq. 11."""
+        if mix is None:
+            return self.embed(view)
+        hidden = mix(self.backbone.forward_stages(view, 0, mix.layer))
+        features = self.backbone.pool(self.backbone.forward_stages(hidden, mix.layer))
+        embeddings: Tensor = self.projector(features)
+        return embeddings
+
+    def _target(self, z: Tensor, mix: Mix | None) -> Tensor:
+        """What the mixed embedding should match: λ z_i + (1 − λ) z_j, Eq. 12."""
+        if mix is None:
+            return z
+        mixed = mix(_exact(z))
+        if self.target == "paper":
+            return mixed
+        coefficient = mix.coefficient.to(mixed.dtype)
+        return mixed / (coefficient.square() + (1 - coefficient).square()).sqrt()

@@ -1,0 +1,81 @@
+"""Tensors and a JSON header in one safetensors file, checked when read. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.files import atomic_write
+
+# One metadata entry: with several, safetensors writes them in no fixed order.
+_ENTRY = "eigenshot"
+_VERSION = 1
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    value = 0
+    for name in sorted(tensors):
+        flat = tensors[name].contiguous().view(-1)
+        content = flat.view(torch.uint8).numpy() if flat.numel() else b""
+        value = zlib.crc32(content, zlib.crc32(name.encode(), value))
+    return value
+
+
+def write_tensors(
+    path: str | Path, tensors: dict[str, Tensor], header: dict[str, Any], *, kind: str
+) -> None:
+    """Write ``tensors`` and ``header`` atomically; equal content gives equal bytes."""
+    # A copy each: safetensors refuses tensors that share memory.
+    on_host = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
+    entry = {
+        "kind": kind,
+        "version": _VERSION,
+        "checksum": _checksum(on_host),
+        "header": header,
+    }
+    content = save(on_host, metadata={_ENTRY: json.dumps(entry, sort_keys=True)})
+    with atomic_write(path) as handle:
+        handle.write(content)
+
+
+def read_tensors(path: str | Path, *, kind: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote; ``kind=None`` takes any safetensors file.
+
+    A file that is truncated, altered, or from another program is a `CorruptFileError`.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"no such file: '{path}'")
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CorruptFileError(f"'{path}' is damaged or no safetensors file: {error}") from error
+    if _ENTRY not in metadata:
+        if kind is None:
+            return tensors, {}
+        raise CorruptFileError(f"'{path}' was written by another program, it is no {kind}")
+    try:
+        entry = json.loads(metadata[_ENTRY])
+        found, version, header = entry["kind"], entry["version"], dict(entry["header"])
+        checksum = entry["checksum"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFileError(f"'{path}' has a damaged header: {error!r}") from error
+    if kind is not None and found != kind:
+        raise CorruptFileError(f"'{path}' is an {found}, where an {kind} is needed")
+    if version > _VERSION:
+        raise UserError(f"'{path}' was written by a newer eigenshot (format {version})")
+    if _checksum(tensors) != checksum:
+        raise CorruptFileError(f"'{path}' is damaged: its content does not match its checksum")
+    return tensors, header

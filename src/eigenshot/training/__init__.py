@@ -1,0 +1,1 @@
+"""The loop, its schedule, its checkpoints and what it reports."""

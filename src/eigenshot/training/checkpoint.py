@@ -1,0 +1,168 @@
+"""A run's whole state in one file that is never unpickled.
+
+Random numbers are functions of seed and step (see `eigenshot.randomness`), so the step is all that
+is kept of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eigenshot.config import CheckpointConfig
+from eigenshot.errors import CorruptFileError, TrainingDiverged
+from eigenshot.files import remove_leftovers
+from eigenshot.tensorfile import read_tensors, write_tensors
+from eigenshot.training.meter import Meter
+from eigenshot.training.runfolder import RunFolder
+
+FORMAT = "eigenshot-checkpoint"
+
+
+@dataclass
+class Progress:
+    """How far a run is: optimiser steps done, seconds spent, best score so far."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+
+
+def save_checkpoint(
+    path: Path,
+    method: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    meter: Meter,
+    progress: Progress,
+) -> None:
+    """Write everything a run needs to go on. Weights that are not finite are refused."""
+    weights = method.state_dict()
+    broken = [
+        name
+        for name, value in weights.items()
+        if value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
+    if broken:
+        raise TrainingDiverged(f"the weights {', '.join(broken[:3])} are no longer finite")
+    sums, count = meter.state()
+    slots, scalars = _flatten_optimizer(optimizer.state_dict())
+    tensors = {
+        **{f"method.{name}": value for name, value in weights.items()},
+        **{f"optimizer.{name}": value for name, value in slots.items()},
+        **{f"meter.{name}": value for name, value in sums.items()},
+    }
+    header = {
+        "step": progress.step,
+        "seconds": progress.seconds,
+        "best": progress.best,
+        "meter_count": count,
+        "optimizer": scalars,
+    }
+    write_tensors(path, tensors, header, kind=FORMAT)
+
+
+def load_checkpoint(
+    path: Path, method: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter
+) -> Progress:
+    """Restore what `save_checkpoint` wrote, in place."""
+    remove_leftovers(path.parent, path.name)
+    tensors, header = read_tensors(path, kind=FORMAT)
+    device = next(method.parameters()).device
+    try:
+        method.load_state_dict(_with_prefix(tensors, "method."))
+        optimizer.load_state_dict(
+            _unflatten_optimizer(_with_prefix(tensors, "optimizer."), header["optimizer"])
+        )
+        meter.restore(_with_prefix(tensors, "meter."), int(header["meter_count"]), device)
+        return Progress(int(header["step"]), float(header["seconds"]), header["best"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise CorruptFileError(
+            f"checkpoint '{path}' does not fit this run: {first_line}"
+        ) from error
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Let ``target`` be the same file as ``source`` is now, atomically."""
+    temporary = target.with_name(f".{target.name}.new")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _flatten_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by ``parameter.slot``, and everything else as plain values."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for parameter, slots in state["state"].items():
+        for slot, value in slots.items():
+            if isinstance(value, Tensor):
+                tensors[f"{parameter}.{slot}"] = value
+            else:
+                plain.setdefault(str(parameter), {})[slot] = value
+    return tensors, {"groups": state["param_groups"], "plain": plain}
+
+
+def _unflatten_optimizer(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in tensors.items():
+        parameter, _, slot = name.partition(".")
+        state.setdefault(int(parameter), {})[slot] = value
+    for parameter, slots in scalars["plain"].items():
+        state.setdefault(int(parameter), {}).update(slots)
+    return {"state": state, "param_groups": scalars["groups"]}
+
+
+class Keeper:
+    """Writes a run's checkpoints when its settings say so."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        method: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: CheckpointConfig,
+        step: int,
+    ) -> None:
+        self.folder = folder
+        self.method = method
+        self.optimizer = optimizer
+        self.settings = settings
+        self._saved_step = step
+        self._saved_time = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether enough steps or minutes have passed since the last checkpoint."""
+        steps, minutes = self.settings.every_steps, self.settings.every_minutes
+        waited = (time.monotonic() - self._saved_time) / 60
+        return bool((steps and step - self._saved_step >= steps) or (minutes and waited >= minutes))
+
+    def save(self, meter: Meter, progress: Progress, score: float | None = None) -> None:
+        """Write the last checkpoint; the best one becomes the same when ``score`` is the best."""
+        meter.check_finite()
+        is_best = score is not None and (progress.best is None or score > progress.best)
+        if is_best:
+            progress.best = score
+        save_checkpoint(self.folder.last, self.method, self.optimizer, meter, progress)
+        if is_best:
+            link_or_copy(self.folder.last, self.folder.best)
+        self._saved_step, self._saved_time = progress.step, time.monotonic()

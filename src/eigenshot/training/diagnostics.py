@@ -1,0 +1,78 @@
+"""Is the embedding alive? Measured every epoch on the same images and the same views."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+# Below these an embedding no longer tells images apart, whatever the loss says.
+COLLAPSED_RANK = 2.0
+COLLAPSED_STD = 0.05
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Health of an embedding.
+
+    ``std_mean`` and ``std_min`` are over dimensions, 1 when standardised; ``effective_rank`` is
+    the exponential of the entropy of the normalised singular values (RankMe); ``alignment`` is the
+    mean squared distance of the two views on the unit sphere; ``uniformity`` is the logarithm of
+    the mean Gaussian potential of pairs there, lower being more spread out.
+    """
+
+    std_mean: float
+    std_min: float
+    effective_rank: float
+    alignment: float
+    uniformity: float
+
+    @property
+    def collapse(self) -> str | None:
+        """What says that the embedding has collapsed, or None."""
+        if self.effective_rank < COLLAPSED_RANK:
+            return f"effective rank {self.effective_rank:.2f} is below {COLLAPSED_RANK:g}"
+        if self.std_mean < COLLAPSED_STD:
+            return f"mean deviation {self.std_mean:.3f} of a dimension is below {COLLAPSED_STD:g}"
+        return None
+
+    def as_metrics(self) -> dict[str, float]:
+        """Flat names for the log."""
+        return {
+            f"z_{name}" if name.startswith("std") else name: v for name, v in asdict(self).items()
+        }
+
+
+def diagnose(z_a: Tensor, z_b: Tensor) -> Diagnostics:
+    """Diagnostics of the embeddings of two views, each ``(n, K)``."""
+    z_a, z_b = z_a.float(), z_b.float()
+    deviation = z_a.std(dim=0, unbiased=False)
+    unit_a = torch.nn.functional.normalize(z_a, dim=1)
+    unit_b = torch.nn.functional.normalize(z_b, dim=1)
+    return Diagnostics(
+        std_mean=float(deviation.mean()),
+        std_min=float(deviation.min()),
+        effective_rank=effective_rank(z_a),
+        alignment=float((unit_a - unit_b).square().sum(dim=1).mean()),
+        uniformity=uniformity(unit_a),
+    )
+
+
+def effective_rank(z: Tensor) -> float:
+    """exp of the entropy of the singular values of z, ``(n, K)``: between 1 and min(n, K)."""
+    values = torch.linalg.svdvals(z.double().cpu())
+    total = values.sum()
+    if not bool(total > 0):
+        return 0.0
+    shares = values / total
+    shares = shares[shares > 0]
+    return float((-(shares * shares.log()).sum()).exp())
+
+
+def uniformity(unit: Tensor) -> float:
+    """log of the mean of exp(−2‖x − y‖²) over pairs of rows of ``(n, d)`` on the unit sphere."""
+    if len(unit) < 2:
+        return 0.0
+    squared = torch.pdist(unit.double().cpu()).square()
+    return float((-2 * squared).exp().mean().log())

@@ -1,0 +1,162 @@
+"""The training loop, top to bottom."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from eigenshot.errors import TrainingDiverged
+from eigenshot.randomness import numpy_generator, torch_generator
+from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
+from eigenshot.training.diagnostics import Diagnostics, diagnose
+from eigenshot.training.interrupt import Interruption
+from eigenshot.training.meter import Meter
+from eigenshot.training.metrics import MetricsLog
+from eigenshot.training.probe import Probe
+from eigenshot.training.reporter import Reporter
+from eigenshot.training.runfolder import RunFolder
+from eigenshot.training.schedule import learning_rate
+from eigenshot.training.setup import Parts
+from eigenshot.training.step import EagerStep
+
+_DIAGNOSTIC_IMAGES = 512
+_FINITE_CHECK_STEPS = 20
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is written."""
+
+
+def train(
+    parts: Parts, folder: RunFolder, probe: Probe | None, reporter: Reporter, *, going_on: bool
+) -> Progress:
+    """Train ``parts.method`` to the end of its schedule, from the last checkpoint if ``going_on``.
+
+    Everything random depends on the seed and the step alone, so where a run was interrupted
+    leaves no trace in what it learns.
+    """
+    config, method, source = parts.config, parts.method, parts.source
+    seed, batch = config.training.seed, int(config.training.batch_size)
+    steps_an_epoch = len(source) // batch
+    total_steps = config.training.epochs * steps_an_epoch
+    optimizer = torch.optim.SGD(
+        method.parameters(),
+        lr=config.optimizer.lr,
+        momentum=config.optimizer.momentum,
+        weight_decay=config.optimizer.weight_decay,
+    )
+    meter, progress = Meter(), Progress()
+    step = EagerStep(parts.fabric, method, optimizer, parts.views, source, seed)
+    if going_on:
+        progress = load_checkpoint(folder.last, method, optimizer, meter)
+        folder.drop_metrics_after(progress.step)
+        reporter.note(f"going on from step {progress.step} of {total_steps}")
+    keeper = Keeper(folder, method, optimizer, config.checkpoint, progress.step)
+    watch = _Stopwatch(progress, batch)
+    health = _Health(parts, reporter)
+
+    with Interruption() as interruption, MetricsLog(folder, config.logging, progress.step) as log:
+        reporter.begin(total_steps, progress.step)
+        while progress.step < total_steps:
+            epoch, first = divmod(progress.step, steps_an_epoch)
+            order = numpy_generator(seed, "order", epoch).permutation(len(source))
+            method.train()
+            for position in range(first, steps_an_epoch):
+                rate = learning_rate(
+                    progress.step,
+                    base=config.optimizer.lr,
+                    total_steps=total_steps,
+                    warmup_steps=round(config.optimizer.warmup_epochs * steps_an_epoch),
+                )
+                terms = step(progress.step, order[position * batch : (position + 1) * batch], rate)
+                meter.update(terms)
+                progress.step += 1
+                if progress.step % _FINITE_CHECK_STEPS == 0:
+                    meter.check_finite()
+                if reporter.due():
+                    reporter.advance(progress.step, watch.images_per_second(), meter.means())
+                if position + 1 < steps_an_epoch:  # at the end of an epoch its metrics come first
+                    if interruption.requested or keeper.due(progress.step):
+                        watch.stop()
+                        keeper.save(meter, progress)
+                    if interruption.requested:
+                        raise Interrupted
+            meter.check_finite()
+            record: dict[str, Any] = {
+                "epoch": epoch + 1,
+                "step": progress.step,
+                "lr": rate,
+                **meter.means(),
+                **health().as_metrics(),
+                "images_per_second": round(watch.images_per_second(), 1),
+            }
+            probed = probe is not None and (epoch + 1) % config.probe.every == 0
+            if probe is not None and (probed or progress.step == total_steps):
+                record.update(probe(parts.encoder, method, parts.fabric.device))
+            watch.stop()
+            log.write({**record, "seconds": round(progress.seconds, 3)})
+            reporter.epoch(record)
+            meter.reset()
+            ended = progress.step == total_steps or interruption.requested
+            if ended or probed or keeper.due(progress.step):
+                keeper.save(meter, progress, record.get("probe_accuracy", -record["loss"]))
+            if interruption.requested and progress.step < total_steps:
+                raise Interrupted
+    return progress
+
+
+class _Stopwatch:
+    """Seconds of the whole run, interruptions excluded, and images a second of this process."""
+
+    def __init__(self, progress: Progress, batch: int) -> None:
+        self.progress = progress
+        self.batch = batch
+        self._before = progress.seconds
+        self._first_step = progress.step
+        self._began = time.perf_counter()
+
+    def stop(self) -> None:
+        """Bring ``progress.seconds`` up to date."""
+        self.progress.seconds = self._before + time.perf_counter() - self._began
+
+    def images_per_second(self) -> float:
+        """Mean since this process began to train, diagnostics and checkpoints included."""
+        images = (self.progress.step - self._first_step) * self.batch
+        return images / max(1e-9, time.perf_counter() - self._began)
+
+
+class _Health:
+    """Diagnoses the embedding of the same images in the same views each time it is called."""
+
+    def __init__(self, parts: Parts, reporter: Reporter) -> None:
+        self.parts = parts
+        self.reporter = reporter
+        seed = parts.config.training.seed
+        order = numpy_generator(seed, "diagnostics").permutation(len(parts.source))
+        self.rows = np.sort(order[:_DIAGNOSTIC_IMAGES])
+        self._warned = False
+
+    @torch.no_grad()
+    def __call__(self) -> Diagnostics:
+        """Diagnose the network as it is now, in evaluation mode; warn of a collapse once."""
+        parts, method = self.parts, self.parts.method
+        device, seed = parts.fabric.device, parts.config.training.seed
+        images = parts.source.images(self.rows).to(device)
+        views = parts.views(images, torch_generator(seed, "diagnostics", device=device))
+        embed = getattr(method, "embed", parts.encoder.backbone)
+        method.eval()
+        embeddings = [torch.cat([embed(chunk) for chunk in view.split(128)]) for view in views]
+        method.train()
+        if not all(bool(torch.isfinite(z).all()) for z in embeddings):
+            raise TrainingDiverged("the embeddings are no longer finite")
+        result = diagnose(*embeddings)
+        if result.collapse and not self._warned:
+            self.reporter.warn(
+                f"the embedding has collapsed: {result.collapse}. Every image looks alike to the "
+                "encoder; a larger gamma or a lower learning rate usually helps"
+            )
+        self._warned = result.collapse is not None
+        return result

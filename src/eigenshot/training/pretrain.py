@@ -1,0 +1,184 @@
+"""A run from start to end: prepare, train, leave the encoder behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from eigenshot.config import Config
+from eigenshot.data.opening import is_benchmark, open_source
+from eigenshot.encoder import Encoder, encoder_path, initialise_from
+from eigenshot.errors import UserError
+from eigenshot.files import remove_leftovers, write_json
+from eigenshot.training.checkpoint import Progress
+from eigenshot.training.loop import train
+from eigenshot.training.probe import Probe
+from eigenshot.training.reporter import Reporter
+from eigenshot.training.runfolder import RunFolder
+from eigenshot.training.setup import (
+    Parts,
+    adopt_choices,
+    build,
+    choose_device,
+    environment,
+    estimate_seconds,
+    load_source,
+    resolve_batch,
+    resolve_size,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, what was learned, and how it went."""
+
+    folder: Path
+    encoder: Encoder
+    summary: dict[str, Any]
+
+
+def pretrain(
+    data: Any,
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    initial: str | Path | None = None,
+    backbone: nn.Module | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Run:
+    """Learn an encoder from unlabelled images and leave it in a run folder.
+
+    Parameters
+    ----------
+    data : what `eigenshot.data.opening.open_source` takes; labels are never looked at.
+    out : the run's folder; it must not hold a run, unless ``resume``.
+    resume : go on from the last checkpoint in ``out``; from the start when there is none.
+    initial : an encoder file or state dict to start from.
+    backbone : a module of the caller's, instead of ``config.backbone``.
+    """
+    reporter = reporter or Reporter()
+    folder = RunFolder(out)
+    if not resume:
+        folder.check_free()
+    going_on = resume and folder.last.exists()
+    chosen = choose_device(device)
+    if going_on:
+        config = adopt_choices(config, folder.read_config())
+    config = resolve_size(config, data, chosen)
+    source = load_source(config, data, reporter)
+    config = resolve_batch(config, source, chosen)
+    parts = build(config, source, chosen, backbone=backbone, initial=initial)
+    probe = _open_probe(config, data)
+    identity = _identity(parts, initial)
+    if going_on:
+        folder.check_same(config, identity)
+        if folder.finished:
+            reporter.note(f"'{folder.path}' is finished already")
+            return _read_finished(folder, parts)
+    else:
+        if resume:
+            reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
+        folder.start(config, identity)
+        _announce(parts, reporter)
+    # The steps seed torch's own generator; outside, the caller's stays as it was.
+    with torch.random.fork_rng(), reporter:
+        progress = train(parts, folder, probe, reporter, going_on=going_on)
+    return _finish(parts, folder, progress)
+
+
+def _open_probe(config: Config, data: Any) -> Probe | None:
+    if config.probe.kind == "none":
+        return None
+    if not config.probe.data and not is_benchmark(data):
+        raise UserError(
+            "the probe needs labelled images: --set probe.data=FOLDER with a sub-folder a class"
+        )
+    probed = config.probe.data or data
+    source = open_source(
+        probed,
+        image_size=int(config.data.image_size),
+        channels=config.data.channels,
+        split="validation" if is_benchmark(probed) else None,
+        seed=config.data.seed,
+    )
+    return Probe(config.probe, source, config.training.seed)
+
+
+def _identity(parts: Parts, initial: str | Path | None) -> dict[str, Any]:
+    """What a resumed run must have in common with the one that was started, beside settings."""
+    weights = None
+    if initial is not None:
+        content = encoder_path(initial).read_bytes()
+        weights = hashlib.blake2b(content, digest_size=16).hexdigest()
+    source = parts.source
+    return {
+        "name": source.name,
+        "images": len(source),
+        "shape": list(source.shape),
+        "fingerprint": source.fingerprint,
+        "unreadable": [list(entry) for entry in getattr(source, "unreadable", ())],
+        "initial": weights,
+    }
+
+
+def _announce(parts: Parts, reporter: Reporter) -> None:
+    """Say what is about to happen and how long it will take."""
+    config, source = parts.config, parts.source
+    batch, epochs = int(config.training.batch_size), config.training.epochs
+    seconds = estimate_seconds(parts, epochs * (len(source) // batch))
+    channels, height, width = source.shape
+    reporter.note(
+        f"{len(source):,} images of {height}×{width}×{channels} from {source.name}; "
+        f"{config.backbone.name}, {epochs} epochs in batches of {batch} "
+        f"on {parts.fabric.device.type}: about {duration(seconds)}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words a person reads: ``"2 h 10 min"``."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> Run:
+    """Write the encoder, then the summary, whose presence says that the run is whole."""
+    config = parts.config
+    for file in (folder.encoder_file, folder.summary_file, folder.last):
+        remove_leftovers(file.parent, file.name)
+    parts.encoder.backbone.eval()
+    parts.encoder.save(folder.encoder_file)
+    images = progress.step * int(config.training.batch_size)
+    records = folder.metrics()
+    summary = {
+        "method": config.method.name,
+        "backbone": config.backbone.name,
+        "epochs": config.training.epochs,
+        "steps": progress.step,
+        "seed": config.training.seed,
+        "seconds": round(progress.seconds, 3),
+        "images_per_second": round(images / max(1e-9, progress.seconds), 1),
+        "final": records[-1] if records else {},
+        **environment(parts.fabric.device),
+    }
+    write_json(folder.summary_file, summary)
+    return Run(folder.path, parts.encoder, summary)
+
+
+def _read_finished(folder: RunFolder, parts: Parts) -> Run:
+    initialise_from(parts.encoder.backbone, folder.encoder_file)
+    parts.encoder.backbone.eval()
+    summary = json.loads(folder.summary_file.read_text(encoding="utf-8"))
+    return Run(folder.path, parts.encoder, summary)

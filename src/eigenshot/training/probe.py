@@ -1,0 +1,74 @@
+"""A look at labelled images during training. It reads the network and changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from eigenshot import spectral
+from eigenshot.config import ProbeConfig
+from eigenshot.data.source import Source
+from eigenshot.encoder import Encoder
+from eigenshot.errors import UserError
+from eigenshot.evaluation.fewshot import evaluate_fewshot, unit_length
+from eigenshot.evaluation.knn import leave_one_out_knn
+from eigenshot.randomness import numpy_generator
+
+_GRAPH_IMAGES = 1000  # the batch whose neighbour graph is measured
+_GRAPH_NEIGHBOURS = 10
+
+
+class Probe:
+    """Accuracy on a labelled source, and the quantity that the theory minimises on it."""
+
+    def __init__(self, config: ProbeConfig, source: Source, seed: int) -> None:
+        if source.labels is None:
+            raise UserError(
+                f"the probe needs labels, but '{source.name}' has none: "
+                "use sub-folders as classes, or --set probe.kind=none"
+            )
+        self.config = config
+        self.source = source
+        count = min(len(source), config.max_images)
+        self.rows = np.sort(numpy_generator(seed, "probe").permutation(len(source))[:count])
+        self.labels = source.labels[self.rows]
+
+    @torch.no_grad()
+    def __call__(
+        self, encoder: Encoder, method: nn.Module, device: torch.device
+    ) -> dict[str, float]:
+        """``{"probe_accuracy", "interclass_transition"}`` of the network as it is now."""
+        images = self.source.images(self.rows)
+        features = encoder.transform(images, device=device)
+        if self.config.kind == "knn":
+            accuracy = leave_one_out_knn(features, self.labels)
+        else:
+            accuracy = self._fewshot(features)
+        embed = getattr(method, "embed", encoder.backbone)
+        batch = np.linspace(0, len(self.rows) - 1, min(len(self.rows), _GRAPH_IMAGES)).astype(int)
+        embeddings = embed(encoder.normalise(images[batch].to(device))).float().cpu().numpy()
+        return {
+            "probe_accuracy": accuracy,
+            "interclass_transition": interclass_transition(embeddings, self.labels[batch]),
+        }
+
+    def _fewshot(self, features: np.ndarray) -> float:
+        queries = int(np.unique(self.labels, return_counts=True)[1].min()) - self.config.shots
+        result = evaluate_fewshot(
+            features,
+            self.labels,
+            ways=min(5, len(np.unique(self.labels))),
+            shots=self.config.shots,
+            queries=max(1, min(15, queries)),
+            episodes=self.config.episodes,
+            class_names=self.source.class_names,
+        )
+        return result.accuracy
+
+
+def interclass_transition(embeddings: np.ndarray, labels: np.ndarray) -> float:
+    """Mean over classes of P(C̄ | C) on the nearest-neighbour graph of ``(n, K)`` embeddings."""
+    neighbours = min(_GRAPH_NEIGHBOURS, len(embeddings) - 1)
+    graph = spectral.neighbour_graph(unit_length(embeddings.astype(np.float64)), neighbours)
+    return float(np.mean(spectral.interclass_transition(graph, labels)))

@@ -1,0 +1,279 @@
+"""From settings to the parts of a run: device, images, views, network."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import platform
+import subprocess
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from eigenshot.config import Config
+from eigenshot.data.augment import TwoViews, create_view
+from eigenshot.data.opening import channel_statistics, is_benchmark, is_folder, open_source
+from eigenshot.data.source import Source
+from eigenshot.encoder import Encoder, Preprocessing, initialise_from
+from eigenshot.errors import UserError
+from eigenshot.methods import create_method
+from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
+from eigenshot.randomness import derive_seed
+from eigenshot.training.reporter import Reporter
+from eigenshot.training.step import EagerStep
+
+try:
+    from lightning_fabric import Fabric
+except ImportError:  # the same engine, as the larger package brings it
+    from lightning.fabric import Fabric
+
+# What "auto" means for a folder of photographs: what the device can train in a day.
+_FOLDER_SIZE = {"cuda": 84, "cpu": 64}
+_BATCH_SIZE = {"cuda": 128, "cpu": 64}
+_LEAST_BATCH = 8
+
+
+@dataclass
+class Parts:
+    """Everything a run is made of, ready to train."""
+
+    config: Config
+    source: Source
+    method: nn.Module
+    views: TwoViews
+    encoder: Encoder
+    fabric: Any
+
+
+def choose_device(name: str) -> str:
+    """``"auto"`` is CUDA where there is one, else the CPU."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device is available here; use --device cpu")
+    return name
+
+
+def adopt_choices(config: Config, stored: Config) -> Config:
+    """Let every ``"auto"`` mean what it meant when the run was started, on whatever device."""
+    data, backbone, training = config.data, config.backbone, config.training
+    if data.image_size == "auto":
+        data = dataclasses.replace(data, image_size=stored.data.image_size)
+    if backbone.name == "auto":
+        backbone = stored.backbone
+    if training.batch_size == "auto":
+        training = dataclasses.replace(training, batch_size=stored.training.batch_size)
+    return dataclasses.replace(config, data=data, backbone=backbone, training=training)
+
+
+def resolve_size(config: Config, data: Any, device: str) -> Config:
+    """Settle ``data.image_size`` and ``backbone.name`` where they are ``"auto"``."""
+    if config.backbone.name == "auto":
+        # On a CPU a deep network at full width takes days; this one learns in hours.
+        chosen = (
+            dataclasses.replace(config.backbone, name="resnet12")
+            if device == "cuda"
+            else dataclasses.replace(
+                config.backbone,
+                name="conv4",
+                options={"widths": (32, 64, 128, 256), **config.backbone.options},
+            )
+        )
+        config = dataclasses.replace(config, backbone=chosen)
+    if config.data.image_size == "auto" and is_folder(data):
+        sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
+        config = dataclasses.replace(config, data=sized)
+    return config
+
+
+def load_source(config: Config, data: Any, reporter: Reporter) -> Source:
+    """The images to learn from: of a benchmark, its train classes only."""
+    size = config.data.image_size
+    source = open_source(
+        data,
+        image_size=None if size == "auto" else size,
+        channels=config.data.channels,
+        split="train" if is_benchmark(data) else None,
+        per_class=config.data.per_class,
+        seed=config.data.seed,
+        max_unreadable=config.data.max_unreadable,
+        progress=reporter.counting("reading images"),
+    )
+    if getattr(source, "note", None):
+        reporter.note(source.note)  # type: ignore[attr-defined]
+    unreadable = getattr(source, "unreadable", ())
+    if unreadable:
+        shown = "\n  ".join(f"{path}: {reason}" for path, reason in unreadable[:10])
+        more = f"\n  and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
+        reporter.warn(f"skipped {len(unreadable)} unreadable files:\n  {shown}{more}")
+    return source
+
+
+def resolve_batch(config: Config, source: Source, device: str) -> Config:
+    """Settle what depends on the images: size, batch size, normalisation."""
+    batch = config.training.batch_size
+    if batch == "auto":
+        batch = _BATCH_SIZE[device]
+        while batch > max(_LEAST_BATCH, len(source)):
+            batch //= 2
+    if len(source) < batch:
+        way_out = f"use --batch-size {len(source)} or less" if len(source) >= 2 else "bring more"
+        raise UserError(
+            f"'{source.name}' has {len(source)} images, fewer than one batch of {batch}; {way_out}"
+        )
+    mean, std = config.data.mean, config.data.std
+    if not (mean and std):
+        measured_mean, measured_std = channel_statistics(source)
+        mean, std = mean or tuple(measured_mean), std or tuple(measured_std)
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, image_size=source.shape[1], mean=mean, std=std),
+        training=dataclasses.replace(config.training, batch_size=batch),
+    )
+
+
+def build(
+    config: Config,
+    source: Source,
+    device: str,
+    *,
+    backbone: nn.Module | None = None,
+    initial: str | Path | None = None,
+) -> Parts:
+    """Network, method and views of a resolved configuration, with seeded initial weights."""
+    size, channels = source.shape[1], source.shape[0]
+    views = TwoViews(
+        *(
+            create_view(
+                config.augment.kind,
+                {**config.augment.options, **own},
+                size=size,
+                mean=config.data.mean,
+                std=config.data.std,
+            )
+            for own in (config.augment.view_a, config.augment.view_b)
+        )
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(config.training.seed, "weights"))
+        network = _create_network(config, backbone, channels, size)
+        projector = Projector(
+            network.out_features,
+            layers=config.projector.layers,
+            width=config.projector.width,
+            standardize=config.projector.standardize,
+        )
+        method = create_method(config.method.name, network, projector, **config.method.options)
+    if initial is not None:
+        initialise_from(network, initial)
+    fabric = Fabric(accelerator=device, devices=1, precision="32-true")
+    views.to(fabric.device)
+    method.to(fabric.device)
+    encoder = Encoder(
+        network,
+        Preprocessing(size, channels, tuple(config.data.mean), tuple(config.data.std)),
+        {"name": "custom" if backbone is not None else config.backbone.name}
+        | {"options": dict(config.backbone.options)},
+        _provenance(config, source),
+    )
+    return Parts(config, source, method, views, encoder, fabric)
+
+
+def _create_network(
+    config: Config, backbone: nn.Module | None, channels: int, size: int
+) -> Backbone:
+    if backbone is not None:
+        network = as_backbone(copy.deepcopy(backbone), in_channels=channels, image_size=size)
+    else:
+        network = create_backbone(
+            config.backbone.name, in_channels=channels, **config.backbone.options
+        )
+    if size < network.min_size:
+        raise UserError(
+            f"images of {size}×{size} are smaller than {config.backbone.name} needs "
+            f"({network.min_size}×{network.min_size}); enlarge them with "
+            f"--set data.image_size={network.min_size}"
+        )
+    return network
+
+
+def _provenance(config: Config, source: Source) -> dict[str, Any]:
+    """How the encoder came to be; no time, host or path, so that equal runs give equal files."""
+    return {
+        "eigenshot": package_version(),
+        "config": config.to_dict(),
+        "data": {"name": source.name, "images": len(source), "fingerprint": source.fingerprint},
+    }
+
+
+def estimate_seconds(parts: Parts, steps: int) -> float:
+    """Time that ``steps`` steps will take, from a few on a copy of the network."""
+    trial = copy.deepcopy(parts.method)
+    optimizer = torch.optim.SGD(trial.parameters(), lr=0.0)
+    step = EagerStep(parts.fabric, trial, optimizer, parts.views, parts.source, seed=0)
+    batch = int(parts.config.training.batch_size)
+    moments = []
+    for number in range(4):
+        moments.append(_now(parts.fabric.device))
+        step(number, np.arange(batch), 0.0)
+    moments.append(_now(parts.fabric.device))
+    return min(np.diff(moments)[1:]) * steps  # the first step also allocates
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def package_version() -> str:
+    """Version of eigenshot, also from a source tree that is not installed."""
+    try:
+        return version("eigenshot")
+    except PackageNotFoundError:
+        return "source"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a result needs to be understood later: versions, hardware, commit."""
+    return {
+        "versions": {
+            "eigenshot": package_version(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "hardware": _hardware(device),
+        "commit": _commit(),
+    }
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str | None:
+    """Commit of the source tree that is running, where it is one."""
+    folder = Path(__file__).parent
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip() or None
