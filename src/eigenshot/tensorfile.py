@@ -24,8 +24,9 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
     value = 0
     for name in sorted(tensors):
         flat = tensors[name].contiguous().view(-1)
-        content = flat.view(torch.uint8).numpy() if flat.numel() else b""
-        value = zlib.crc32(content, zlib.crc32(name.encode(), value))
+        value = zlib.crc32(
+            memoryview(flat.view(torch.uint8).numpy()), zlib.crc32(name.encode(), value)
+        )
     return value
 
 

@@ -61,8 +61,11 @@ def test_every_exif_orientation_gives_the_upright_picture(format: str, orientati
         np.testing.assert_allclose(found[:, row, column], colour, atol=12)
 
 
-def test_damaged_exif_leaves_the_picture_readable() -> None:
-    found = read_image(saved(four_quarters(64, 64), "JPEG", exif=b"Exif\0\0II*\0\xff"), size=16)
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize("exif", [b"garbage", b"II*\0", b"II*\0\xff\xff\xff\xff"])
+def test_damaged_exif_leaves_the_picture_readable(format: str, exif: bytes) -> None:
+    found = read_image(saved(four_quarters(64, 64), format, exif=b"Exif\0\0" + exif), size=16)
     np.testing.assert_allclose(found[:, 2, 2], RED, atol=12)
 
 
@@ -189,10 +192,11 @@ def test_downscaling_is_antialiased() -> None:
 
 def test_large_jpeg_agrees_with_a_full_decode() -> None:
     generator = np.random.default_rng(0)
-    coarse = Image.fromarray(generator.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+    coarse = Image.fromarray(generator.integers(0, 256, (150, 200, 3), dtype=np.uint8))
     photo = coarse.resize((1600, 1200), Image.Resampling.BICUBIC)
-    draft = read_image(saved(photo, "JPEG", quality=95), size=64).astype(int)
-    full = to_array(photo, size=64).astype(int)
+    stream = saved(photo, "JPEG", quality=95, subsampling=0)
+    draft = read_image(stream, size=200).astype(int)
+    full = to_array(photo, size=200).astype(int)
     assert np.abs(draft - full).mean() < 2
 
 
@@ -236,6 +240,13 @@ def test_what_is_no_picture_says_so(tmp_path: Path) -> None:
         read_image(tmp_path / "missing.png", size=8)
     with pytest.raises(UnreadableImage):
         read_image(tmp_path, size=8)
+
+
+def test_postscript_is_never_handed_to_an_interpreter() -> None:
+    stream = saved(four_quarters(16, 16), "EPS")
+    assert Image.open(stream).format == "EPS"
+    with pytest.raises(UnreadableImage, match="not a picture"):
+        read_image(stream, size=8)
 
 
 def test_denied_permission_is_unreadable() -> None:

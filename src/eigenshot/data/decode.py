@@ -285,6 +285,4 @@ def _to_uint8(images: torch.Tensor) -> torch.Tensor:
     low, high = images.min().item(), images.max().item()
     if low < 0 or high > 1:
         raise UserError(f"expected floating images in [0, 1], found values in [{low:g}, {high:g}]")
-    # Half precision cannot hold 255 x to the nearest integer's half.
-    wide = images if images.dtype == torch.float64 else images.float()
-    return (wide * 255).round_().to(torch.uint8)
+    return (images * 255).round_().to(torch.uint8)

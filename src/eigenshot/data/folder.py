@@ -210,14 +210,11 @@ def _decode_all(
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         # Pillow warns of odd metadata and large photographs, which are read all the same.
         warnings.filterwarnings("ignore", module=r"PIL\.")
-        try:
-            for rows, failed in zip(tasks, pool.map(decode, tasks), strict=True):
-                failures.update(failed)
-                if progress is not None:
-                    progress(rows.stop, total)
-        except BaseException:  # an interrupt must not wait for the files still queued
-            pool.shutdown(cancel_futures=True)
-            raise
+        # An interrupt leaves the loop, which closes the map, which cancels what is still queued.
+        for rows, failed in zip(tasks, pool.map(decode, tasks), strict=True):
+            failures.update(failed)
+            if progress is not None:
+                progress(rows.stop, total)
     return failures
 
 

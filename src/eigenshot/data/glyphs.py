@@ -149,7 +149,7 @@ def load_glyphs(split: str = "train", *, per_class: int = 20, seed: int = 0) -> 
     # Another matplotlib brings other outlines, another Pillow may rasterise them otherwise.
     key = (
         f"glyphs-v{_VERSION}-{split}-{per_class}-{seed}"
-        f"-matplotlib{matplotlib.__version__}-pillow{Image.__version__}"  # type: ignore[attr-defined]
+        f"-matplotlib{matplotlib.__version__}-pillow{Image.__version__}"
     )
     cached = load_cached(key, shape=(len(characters) * per_class, 1, SIDE, SIDE))
     if cached is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from PIL import Image
 from eigenshot.data.colour import to_grey
 from eigenshot.data.decode import read_image, to_array
 from eigenshot.data.folder import load_folder
-from eigenshot.data.glyphs import SPLITS, load_glyphs
+from eigenshot.data.glyphs import load_glyphs
 from eigenshot.data.source import ArraySource, Source, load_npz
 from eigenshot.errors import UserError, did_you_mean
 
@@ -160,22 +160,19 @@ def _describe(data: Any) -> str:
     return os.fspath(data) if isinstance(data, str | os.PathLike) else type(data).__name__
 
 
-def split_names() -> Sequence[str]:
-    """The names of a benchmark's class splits."""
-    return tuple(SPLITS)
-
-
 def channel_statistics(source: Source, limit: int = 10_000) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel in [0, 1], over evenly spaced images."""
     rows = np.linspace(0, len(source) - 1, min(len(source), limit)).astype(np.int64)
-    count, total, squares = 0, 0.0, 0.0
+    count = 0
+    total = torch.zeros(source.shape[0], dtype=torch.float64)
+    squares = torch.zeros_like(total)
     for start in range(0, len(rows), 256):
         batch = source.images(rows[start : start + 256]).double() / 255
-        total = total + batch.sum(dim=(0, 2, 3))
-        squares = squares + batch.square().sum(dim=(0, 2, 3))
+        total += batch.sum(dim=(0, 2, 3))
+        squares += batch.square().sum(dim=(0, 2, 3))
         count += batch.numel() // batch.shape[1]
-    mean = torch.as_tensor(total) / count
-    variance = torch.as_tensor(squares) / count - mean.square()
+    mean = total / count
+    variance = squares / count - mean.square()
     # A constant channel carries nothing; leaving it unscaled keeps it finite.
     deviation = variance.clamp_min(0).sqrt()
     deviation = torch.where(deviation > 1e-4, deviation, torch.ones_like(deviation))

@@ -81,14 +81,10 @@ def evaluate_fewshot(
         seed=seed,
         class_names=class_names,
     )
-    support_labels = np.repeat(np.arange(ways), shots)
-    query_labels = np.repeat(np.arange(ways), queries)
     per_episode = np.empty(episodes)
     for index in range(episodes):
-        classifier = LogisticRegression(C=C, max_iter=1000)
-        classifier.fit(table[tasks.support[index].ravel()], support_labels)
-        predicted = classifier.predict(table[tasks.query[index].ravel()])
-        per_episode[index] = 100.0 * np.mean(predicted == query_labels)
+        predicted = classify_episode(table, tasks.support[index], tasks.query[index], C=C)
+        per_episode[index] = 100.0 * np.mean(predicted == np.arange(ways)[:, None])
     spread = per_episode.std(ddof=1) if episodes > 1 else 0.0
     return FewShotResult(
         accuracy=float(per_episode.mean()),
@@ -98,6 +94,23 @@ def evaluate_fewshot(
         shots=shots,
         queries=queries,
     )
+
+
+def classify_episode(
+    features: np.ndarray, support: np.ndarray, query: np.ndarray, *, C: float = 1.0
+) -> np.ndarray:
+    """Predicted class of every query of one task, ``(ways, queries)``.
+
+    Parameters
+    ----------
+    features : ``(N, d)``.
+    support, query : indices ``(ways, shots)`` and ``(ways, queries)``.
+    """
+    ways, shots = support.shape
+    classifier = LogisticRegression(C=C, max_iter=1000)
+    classifier.fit(features[support.ravel()], np.repeat(np.arange(ways), shots))
+    predicted: np.ndarray = classifier.predict(features[query.ravel()])
+    return predicted.reshape(query.shape)
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:

@@ -24,9 +24,7 @@ class MetricsLog:
                     "TensorBoard is not installed: pip install 'eigenshot[tensorboard]', "
                     "or leave logging.tensorboard off"
                 ) from error
-            self._board = SummaryWriter(  # type: ignore[no-untyped-call]
-                str(folder.path / "tensorboard"), purge_step=step
-            )
+            self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append ``record``, which has ``"step"`` and numbers by name."""

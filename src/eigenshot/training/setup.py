@@ -31,7 +31,7 @@ from eigenshot.training.step import EagerStep
 try:
     from lightning_fabric import Fabric
 except ImportError:  # the same engine, as the larger package brings it
-    from lightning.fabric import Fabric
+    from lightning.fabric import Fabric  # type: ignore[no-redef]
 
 # What "auto" means for a folder of photographs: what the device can train in a day.
 _FOLDER_SIZE = {"cuda": 84, "cpu": 64}

@@ -51,15 +51,15 @@ class EagerStep:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.stepper.step()
-        if hasattr(self.method, "after_step"):
-            self.method.after_step()
+        if callable(after_step := getattr(self.method, "after_step", None)):
+            after_step()
         return terms
 
     def _draw(self, number: int, batch_size: int) -> tuple[Any, ...]:
         """The method's own choices for this step, as further arguments of its forward."""
-        if not hasattr(self.method, "draw"):
-            return ()
-        drawn = self.method.draw(batch_size, numpy_generator(self.seed, "method", number))
+        draw = getattr(self.method, "draw", None)
+        generator = numpy_generator(self.seed, "method", number)
+        drawn = draw(batch_size, generator) if callable(draw) else None
         if drawn is None:
             return ()
         return (drawn.to(self.fabric.device) if hasattr(drawn, "to") else drawn,)

@@ -1,0 +1,201 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from eigenshot.errors import TrainingDiverged, UserError
+
+app = typer.Typer(
+    name="eigenshot",
+    help="Learn an encoder from unlabelled images; classify from one to five examples a class.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+evaluate = typer.Typer(no_args_is_help=True, help="Measure an encoder on labelled images.")
+app.add_typer(evaluate, name="evaluate")
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+_stderr = Console(stderr=True)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"eigenshot {version('eigenshot')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options that stand before a command."""
+    # A user's own method or backbone lies beside them, not beside this program.
+    sys.path.insert(0, os.getcwd())
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """The whole story on embedded data: learn from unlabelled characters, read unseen ones."""
+    from eigenshot.demo import run_demo
+
+    result = run_demo(out, seed=seed, device=device, console=_stderr)
+    typer.echo(result.table())
+    typer.echo(f"\n{result.seconds:.0f} s; see {out / 'demo.png'} and {out / 'demo.json'}")
+
+
+@app.command()
+def pretrain(
+    data: Annotated[str, typer.Argument(help="A folder of images, an .npz file, or 'glyphs'.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Settings by name or TOML file; 'glyphs' for glyphs, else 'folder'."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="What is minimised, or your own package.module:Class.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="The network, or your own package.module:Factory.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")
+    ] = False,
+    init: Annotated[
+        Path | None, typer.Option(help="Start from this encoder file or state dict.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override any field of the recipe."),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Learn an encoder from unlabelled images."""
+    from eigenshot.config import load_config, parse_override
+    from eigenshot.data.opening import is_benchmark
+    from eigenshot.training.pretrain import duration
+    from eigenshot.training.pretrain import pretrain as run_pretraining
+    from eigenshot.training.reporter import ConsoleReporter
+
+    given: dict[str, Any] = {
+        "method.name": method,
+        "backbone.name": backbone,
+        "training.epochs": epochs,
+        "training.batch_size": batch_size,
+        "training.seed": seed,
+        "logging.tensorboard": tensorboard or None,
+    }
+    overrides = {key: value for key, value in given.items() if value is not None}
+    overrides.update(parse_override(text) for text in settings or [])
+    config = load_config(recipe or ("glyphs" if is_benchmark(data) else "folder"), overrides)
+    run = run_pretraining(
+        data,
+        config,
+        out,
+        resume=resume,
+        initial=init,
+        device=device,
+        reporter=ConsoleReporter(_stderr, config.training.epochs),
+    )
+    seconds = duration(run.summary["seconds"])
+    typer.echo(f"encoder in {out} after {seconds} ({run.summary['images_per_second']:,} images/s)")
+
+
+@evaluate.command("fewshot")
+def evaluate_fewshot_command(
+    run: Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")],
+    data: Annotated[
+        str, typer.Option(help="Labelled images: a folder with a sub-folder a class, …")
+    ],
+    split: Annotated[
+        str | None, typer.Option(help="Classes of a benchmark; test by default.")
+    ] = None,
+    ways: Annotated[int, typer.Option(help="Classes a task.")] = 5,
+    shots: Annotated[
+        list[int] | None, typer.Option(help="Examples a class; repeatable. 1 and 5 by default.")
+    ] = None,
+    queries: Annotated[int, typer.Option(help="Queries a class.")] = 15,
+    episodes: Annotated[int, typer.Option(help="Tasks.")] = 1000,
+    C: Annotated[float, typer.Option("-C", "--C", help="Inverse L2 strength.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the tasks.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Few-shot accuracy with its 95 % interval, by logistic regression on frozen features."""
+    from json import dumps
+
+    from eigenshot.evaluation.protocol import fewshot_of_run
+    from eigenshot.training.reporter import ConsoleReporter
+
+    results = fewshot_of_run(
+        run,
+        data,
+        split=split,
+        ways=ways,
+        shots=tuple(shots or (1, 5)),
+        queries=queries,
+        episodes=episodes,
+        C=C,
+        seed=seed,
+        device=device,
+        reporter=ConsoleReporter(_stderr),
+    )
+    if json:
+        typer.echo(dumps({str(r.shots): r.summary() for r in results}))
+        return
+    for result in results:
+        typer.echo(f"{result.ways}-way {result.shots}-shot  {result}  ({episodes} episodes)")
+
+
+def main() -> NoReturn:
+    """Run the command line; people get sentences, not tracebacks."""
+    debug = "--debug" in sys.argv
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        _stop(str(error), 2, debug)
+    except TrainingDiverged as error:
+        _stop(
+            f"training diverged: {error}. The last good checkpoint stands; "
+            "try a lower learning rate (--set optimizer.lr=…) or a smaller gamma",
+            1,
+            debug,
+        )
+    except Exception as error:
+        from eigenshot.training.loop import Interrupted
+
+        if isinstance(error, Interrupted):
+            _stop("interrupted; the same command with --resume goes on from here", 130, False)
+        _stop(f"{type(error).__name__}: {error} (--debug shows where)", 1, debug)
+    sys.exit(0)
+
+
+def _stop(message: str, code: int, debug: bool) -> NoReturn:
+    """End with a message; inside an except block ``debug`` lets the traceback through."""
+    if debug:
+        raise
+    _stderr.print(f"error: {message}" if code != 130 else message, markup=False, highlight=False)
+    sys.exit(code)
