@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from eigenshot.config import Config, load_config
@@ -118,7 +119,8 @@ def _untrained_features(config: Config, test: ArraySource, device: str) -> np.nd
     """Features of the network with the weights that the run started from."""
     train = load_glyphs("train", per_class=config.data.per_class, seed=config.data.seed)
     chosen = choose_device(device)
-    parts = build(resolve_batch(config, train, chosen), train, chosen)
+    with torch.random.fork_rng():
+        parts = build(resolve_batch(config, train, chosen), train, chosen)
     return parts.encoder.transform(test, device=parts.fabric.device)
 
 

@@ -71,7 +71,7 @@ class Encoder:
             images, image_size=self.preprocessing.image_size, channels=self.preprocessing.channels
         )
         was_training = self.backbone.training
-        self.backbone.eval().to(device)
+        self.backbone.eval().to(device, memory_format=torch.channels_last)
         features = np.empty((len(source), self.out_features), dtype=np.float32)
         try:
             for start in range(0, len(source), batch_size):
@@ -85,7 +85,7 @@ class Encoder:
 
     def _features(self, source: Source, rows: np.ndarray, device: torch.device | str) -> np.ndarray:
         batch = self.normalise(source.images(rows).to(device))
-        output: Tensor = self.backbone(batch)
+        output: Tensor = self.backbone(batch.contiguous(memory_format=torch.channels_last))
         result: np.ndarray = output.float().cpu().numpy()
         return result
 

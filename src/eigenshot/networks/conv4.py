@@ -19,8 +19,9 @@ def conv4(
         nn.Sequential(
             convolution(inputs, outputs),
             nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
+            # The larger of two commutes with ReLU, which then has a quarter of the work.
             nn.MaxPool2d(2),
+            nn.ReLU(inplace=True),
         )
         for inputs, outputs in zip((in_channels, *widths), widths, strict=False)
     ]

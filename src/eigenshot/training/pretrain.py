@@ -64,8 +64,21 @@ def pretrain(
     initial : an encoder file or state dict to start from.
     backbone : a module of the caller's, instead of ``config.backbone``.
     """
-    reporter = reporter or Reporter()
-    folder = RunFolder(out)
+    # Steps and trials seed torch's own generator; outside, the caller's stays as it was.
+    with torch.random.fork_rng(), reporter or Reporter() as shown:
+        return _pretrain(data, config, RunFolder(out), resume, initial, backbone, device, shown)
+
+
+def _pretrain(
+    data: Any,
+    config: Config,
+    folder: RunFolder,
+    resume: bool,
+    initial: str | Path | None,
+    backbone: nn.Module | None,
+    device: str,
+    reporter: Reporter,
+) -> Run:
     if not resume:
         folder.check_free()
     going_on = resume and folder.last.exists()
@@ -88,9 +101,7 @@ def pretrain(
             reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
         folder.start(config, identity)
         _announce(parts, reporter)
-    # The steps seed torch's own generator; outside, the caller's stays as it was.
-    with torch.random.fork_rng(), reporter:
-        progress = train(parts, folder, probe, reporter, going_on=going_on)
+    progress = train(parts, folder, probe, reporter, going_on=going_on)
     return _finish(parts, folder, progress)
 
 

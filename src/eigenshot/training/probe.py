@@ -30,8 +30,7 @@ class Probe:
             )
         self.config = config
         self.source = source
-        count = min(len(source), config.max_images)
-        self.rows = np.sort(numpy_generator(seed, "probe").permutation(len(source))[:count])
+        self.rows = _evenly(source.labels, config.max_images, seed)
         self.labels = source.labels[self.rows]
 
     @torch.no_grad()
@@ -39,6 +38,7 @@ class Probe:
         self, encoder: Encoder, method: nn.Module, device: torch.device
     ) -> dict[str, float]:
         """``{"probe_accuracy", "interclass_transition"}`` of the network as it is now."""
+        method.eval()  # in training mode a look would move the running statistics
         images = self.source.images(self.rows)
         features = encoder.transform(images, device=device)
         if self.config.kind == "knn":
@@ -48,6 +48,7 @@ class Probe:
         embed = getattr(method, "embed", encoder.backbone)
         batch = np.linspace(0, len(self.rows) - 1, min(len(self.rows), _GRAPH_IMAGES)).astype(int)
         embeddings = embed(encoder.normalise(images[batch].to(device))).float().cpu().numpy()
+        method.train()
         return {
             "probe_accuracy": accuracy,
             "interclass_transition": interclass_transition(embeddings, self.labels[batch]),
@@ -65,6 +66,14 @@ class Probe:
             class_names=self.source.class_names,
         )
         return result.accuracy
+
+
+def _evenly(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
+    """At most about ``limit`` rows, as many of each class: a task needs several of one class."""
+    order = numpy_generator(seed, "probe").permutation(len(labels))
+    each = max(1, limit // len(np.unique(labels)))
+    chosen = [order[labels[order] == label][:each] for label in np.unique(labels)]
+    return np.sort(np.concatenate(chosen))
 
 
 def interclass_transition(embeddings: np.ndarray, labels: np.ndarray) -> float:

@@ -162,21 +162,21 @@ def build(
             for own in (config.augment.view_a, config.augment.view_b)
         )
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(derive_seed(config.training.seed, "weights"))
-        network = _create_network(config, backbone, channels, size)
-        projector = Projector(
-            network.out_features,
-            layers=config.projector.layers,
-            width=config.projector.width,
-            standardize=config.projector.standardize,
-        )
-        method = create_method(config.method.name, network, projector, **config.method.options)
+    torch.manual_seed(derive_seed(config.training.seed, "weights"))
+    network = _create_network(config, backbone, channels, size)
+    projector = Projector(
+        network.out_features,
+        layers=config.projector.layers,
+        width=config.projector.width,
+        standardize=config.projector.standardize,
+    )
+    method = create_method(config.method.name, network, projector, **config.method.options)
     if initial is not None:
         initialise_from(network, initial)
     fabric = Fabric(accelerator=device, devices=1, precision="32-true")
     views.to(fabric.device)
-    method.to(fabric.device)
+    # Convolutions and pooling are nearly twice as fast with channels last, on a CPU too.
+    method.to(fabric.device, memory_format=torch.channels_last)
     encoder = Encoder(
         network,
         Preprocessing(size, channels, tuple(config.data.mean), tuple(config.data.std)),

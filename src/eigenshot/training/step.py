@@ -42,7 +42,10 @@ class EagerStep:
         device = self.fabric.device
         images = self.source.images(indices).to(device)
         generator = torch_generator(self.seed, "augment", number, device=device)
-        view_a, view_b = self.views(images, generator)
+        view_a, view_b = (
+            view.contiguous(memory_format=torch.channels_last)
+            for view in self.views(images, generator)
+        )
         # Dropout and its kin draw from torch's own generator.
         torch.manual_seed(derive_seed(self.seed, "module", number))
         terms: dict[str, Tensor] = self.module(view_a, view_b, *self._draw(number, len(indices)))

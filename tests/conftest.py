@@ -1,0 +1,31 @@
+"""What all tests share: a cache of their own, and the reasons for skipping."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {
+        "slow": None if os.environ.get("EIGENSHOT_SLOW") else "slow: set EIGENSHOT_SLOW=1",
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+        "realdata": None if os.environ.get("EIGENSHOT_DATA") else "needs EIGENSHOT_DATA",
+    }
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests neither use nor fill the user's cache; child processes inherit theirs."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EIGENSHOT_CACHE", str(folder))
+        yield folder

@@ -1,0 +1,130 @@
+"""Settings: read, checked, overridden, written back."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from eigenshot.config import (
+    Config,
+    config_from_table,
+    differences,
+    list_recipes,
+    load_config,
+    parse_override,
+    to_toml,
+)
+from eigenshot.data.augment import create_view
+from eigenshot.errors import UserError
+from eigenshot.methods import create_method
+from eigenshot.networks import Projector, create_backbone
+
+
+def test_the_promised_recipes_are_there() -> None:
+    expected = {"glyphs", "folder", "fc100", "miniimagenet", "miniimagenet-wrn"}
+    assert expected | {"cifar10", "cifar100", "stl10"} <= set(list_recipes())
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_builds(name: str) -> None:
+    """Options inside a recipe are checked when the parts are made, so make them."""
+    config = load_config(name)
+    for own in (config.augment.view_a, config.augment.view_b):
+        options = {**config.augment.options, **own}
+        create_view(config.augment.kind, options, size=32, mean=[0.5], std=[0.5])
+    backbone_name = "resnet12" if config.backbone.name == "auto" else config.backbone.name
+    with torch.device("meta"):
+        backbone = create_backbone(backbone_name, **config.backbone.options)
+        projector = Projector(backbone.out_features, layers=2, width=8)
+        create_method(config.method.name, backbone, projector, **config.method.options)
+
+
+@pytest.mark.parametrize("name", ["fc100", "miniimagenet", "cifar10", "cifar100", "stl10"])
+def test_what_the_paper_states_stands_in_the_recipes(name: str) -> None:
+    config = load_config(name)
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.05, 0.9)
+    assert config.optimizer.weight_decay == 5e-4
+    assert (config.projector.layers, config.projector.width) == (3, 2048)
+    few_shot = name in ("fc100", "miniimagenet")
+    assert config.training.batch_size == (128 if few_shot else 256)
+    assert config.backbone.name == ("resnet12" if few_shot else "resnet18")
+    assert few_shot or config.training.epochs == 800
+
+
+def test_written_and_read_back_it_is_the_same() -> None:
+    config = load_config("folder", ['probe.data=a "quoted" \\ name', "data.mean=[0.1, 0.2, 0.3]"])
+    assert config_from_table(tomllib.loads(to_toml(config))) == config
+
+
+def test_a_run_s_own_config_serves_as_a_recipe(tmp_path: Path) -> None:
+    config = load_config("glyphs", {"training.epochs": 3})
+    file = tmp_path / "mine.toml"
+    file.write_text(to_toml(config))
+    assert load_config(str(file)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("optimizer.lr=0.1", ("optimizer.lr", 0.1)),
+        ("a.b = [1, 2]", ("a.b", [1, 2])),
+        ("a=true", ("a", True)),
+        ("probe.data=/some/folder", ("probe.data", "/some/folder")),
+        ("x=a=b", ("x", "a=b")),
+    ],
+)
+def test_overrides_are_toml_or_text(text: str, expected: tuple[str, object]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lrr=0.1", "unknown setting 'optimizer.lrr'; did you mean 'optimizer.lr'"),
+        ("optimiser.lr=0.1", "unknown setting 'optimiser'; did you mean 'optimizer'"),
+        ("trainign.epochs=2", "unknown setting 'trainign'; did you mean 'training'"),
+        ("training.epochs=two", "training.epochs: expected a whole number, found 'two'"),
+        ("training.epochs=1.5", "training.epochs: expected a whole number, found 1.5"),
+        ("training.epochs=0", "training.epochs must be at least 1, found 0"),
+        ("optimizer.lr=-1", "optimizer.lr must be at least 0, found -1.0"),
+        ("optimizer.lr=nan", "optimizer.lr must be at least 0, found nan"),
+        ("training.batch_size=1", "training.batch_size must be at least 2"),
+        ("training.batch_size=some", "expected a whole number or 'auto', found 'some'"),
+        ("data.channels=2", "data.channels: expected 1 or 3, found 2"),
+        ("data.mean=[0.5]", "one value for each of 3 channels, found 1"),
+        ("data.std=[0.5, 0.5, 0]", "data.std must be positive"),
+        ("optimizer=3", "'optimizer' is a section, found 3"),
+        ("recipe.lr=3", "'recipe.lr' cannot be set: 'recipe' is no section"),
+        ("epochs", "--set takes key=value"),
+    ],
+)
+def test_what_is_wrong_is_said(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config("folder", [override])
+
+
+def test_unknown_recipes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown recipe 'fc10'; did you mean 'fc100'"):
+        load_config("fc10")
+    with pytest.raises(UserError, match="no such recipe file"):
+        load_config(str(tmp_path / "none.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[data\n")
+    with pytest.raises(UserError, match="is not valid TOML"):
+        load_config(str(broken))
+
+
+def test_differences_name_what_changes_the_result_and_nothing_else() -> None:
+    one = load_config("glyphs")
+    other = load_config(
+        "glyphs",
+        ["optimizer.lr=0.3", "method.options.alpha=0.2", "checkpoint.every_steps=5"],
+    )
+    found = differences(one, other)
+    assert [text.split(":")[0] for text in found] == ["method.options.alpha", "optimizer.lr"]
+    assert f"{one.optimizer.lr} in the run, 0.3 asked" in found[1]
+    assert differences(one, one) == []
+    assert isinstance(one, Config)

@@ -1,0 +1,135 @@
+"""The small parts of training: schedule, meter, diagnostics, interruption, randomness."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from eigenshot.errors import TrainingDiverged
+from eigenshot.randomness import derive_seed, numpy_generator, torch_generator
+from eigenshot.training.diagnostics import diagnose, effective_rank, uniformity
+from eigenshot.training.interrupt import Interruption
+from eigenshot.training.meter import Meter
+from eigenshot.training.pretrain import duration
+from eigenshot.training.probe import interclass_transition
+from eigenshot.training.schedule import learning_rate
+
+
+class TestSchedule:
+    def test_equals_torch_s_cosine(self) -> None:
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.05)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+        for step in range(40):
+            assert learning_rate(step, base=0.05, total_steps=40) == pytest.approx(
+                schedule.get_last_lr()[0]
+            )
+            optimizer.step()
+            schedule.step()
+
+    def test_warm_up_rises_in_equal_steps_to_the_base(self) -> None:
+        rates = [learning_rate(s, base=1.0, total_steps=100, warmup_steps=4) for s in range(5)]
+        np.testing.assert_allclose(rates, [0.2, 0.4, 0.6, 0.8, 1.0])
+
+    def test_it_ends_at_zero(self) -> None:
+        assert learning_rate(100, base=1.0, total_steps=100) == pytest.approx(0.0)
+        assert 0 < learning_rate(99, base=1.0, total_steps=100) < 1e-3
+
+
+class TestMeter:
+    def test_means_since_the_last_reset(self) -> None:
+        meter = Meter()
+        for value in (1.0, 2.0, 6.0):
+            meter.update({"loss": torch.tensor(value)})
+        assert meter.means() == {"loss": 3.0}
+        meter.reset()
+        meter.update({"loss": torch.tensor(5.0)})
+        assert meter.means() == {"loss": 5.0}
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_one_value_that_is_not_finite_is_found_later(self, value: float) -> None:
+        meter = Meter()
+        for term in (1.0, value, 1.0):
+            meter.update({"loss": torch.tensor(1.0), "trace": torch.tensor(term)})
+        with pytest.raises(TrainingDiverged, match="trace is no longer finite"):
+            meter.check_finite()
+
+
+class TestDiagnostics:
+    def test_effective_rank_counts_equal_directions(self) -> None:
+        basis = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64)).Q
+        for rank in (1, 3, 17):
+            assert effective_rank(basis[:, :rank] @ basis[:rank]) == pytest.approx(rank)
+        assert effective_rank(torch.zeros(5, 5)) == 0.0
+
+    def test_uniformity_equals_its_definition(self) -> None:
+        unit = torch.nn.functional.normalize(torch.randn(9, 4, dtype=torch.float64), dim=1)
+        terms = [
+            math.exp(-2 * float((unit[i] - unit[j]).square().sum()))
+            for i in range(9)
+            for j in range(i)
+        ]
+        assert uniformity(unit) == pytest.approx(math.log(sum(terms) / len(terms)))
+
+    def test_healthy_collapsed_and_vanished(self) -> None:
+        z = torch.randn(200, 30, generator=torch.Generator().manual_seed(0))
+        healthy = diagnose(z, z)
+        assert healthy.collapse is None
+        assert healthy.alignment == 0.0
+        line = torch.randn(200, 1) @ torch.randn(1, 30)
+        assert "effective rank 1.00" in str(diagnose(line, line).collapse)
+        assert "deviation" in str(diagnose(0.01 * z, 0.01 * z).collapse)
+
+    def test_alignment_of_independent_views_on_the_sphere_is_two(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        one, other = torch.randn(2, 4000, 64, generator=generator)
+        assert diagnose(one[:500], other[:500]).alignment == pytest.approx(2.0, abs=0.05)
+
+
+def test_interclass_transition_sees_separated_classes() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 40)
+    apart = np.eye(3)[labels] + 0.01 * generator.normal(size=(120, 3))
+    assert interclass_transition(apart, labels) == pytest.approx(0.0, abs=1e-12)
+    # With labels that mean nothing, two of three neighbours belong to other classes.
+    shuffled = interclass_transition(generator.normal(size=(120, 8)), labels)
+    assert shuffled == pytest.approx(2 / 3, abs=0.08)
+
+
+class TestRandomness:
+    def test_a_place_has_its_own_stream_whatever_was_drawn_before(self) -> None:
+        first = numpy_generator(0, "order", 3).permutation(50)
+        numpy_generator(0, "order", 2).permutation(50)
+        np.testing.assert_array_equal(first, numpy_generator(0, "order", 3).permutation(50))
+        assert (first != numpy_generator(0, "order", 4).permutation(50)).any()
+        assert (first != numpy_generator(1, "order", 3).permutation(50)).any()
+        one = torch.rand(4, generator=torch_generator(0, "augment", 1))
+        assert torch.equal(one, torch.rand(4, generator=torch_generator(0, "augment", 1)))
+
+    def test_pinned(self) -> None:
+        """Resuming an old run with a new version must draw the same."""
+        assert derive_seed(0, "augment", 1) == 1931092453115096139
+
+
+class TestInterruption:
+    def test_first_signal_is_a_request_and_the_second_acts(self) -> None:
+        before = signal.getsignal(signal.SIGINT)
+        with Interruption() as interruption:
+            assert not interruption.requested
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interruption.requested
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (75, "75 s"), (150, "2 min"), (7800, "2 h 10 min"), (3e5, "3.5 days")],
+)
+def test_durations_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

@@ -1,0 +1,395 @@
+"""A run as a whole: what it leaves behind, how it stops, how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eigenshot.config import Config, load_config
+from eigenshot.encoder import load_encoder
+from eigenshot.errors import CorruptFileError, TrainingDiverged, UserError
+from eigenshot.methods import Method
+from eigenshot.networks import Backbone
+from eigenshot.tensorfile import read_tensors
+from eigenshot.training.loop import Interrupted
+from eigenshot.training.pretrain import pretrain
+from eigenshot.training.reporter import Reporter
+
+TINY = {
+    "data.per_class": 1,
+    "backbone.options.widths": [4, 4, 4, 8],
+    "projector.width": 16,
+    "training.epochs": 2,
+    "training.batch_size": 128,
+}
+
+
+def tiny(**changes: Any) -> Config:
+    return load_config(
+        "glyphs", {**TINY, **{key.replace("__", "."): v for key, v in changes.items()}}
+    )
+
+
+class Recorder(Reporter):
+    """Keeps what a person would have seen, and can interrupt a run."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self.stop_at = stop_at
+        self.total = 0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def begin(self, total_steps: int, step: int) -> None:
+        self.total = total_steps
+
+    def due(self) -> bool:
+        return self.stop_at is not None
+
+    def advance(self, step: int, images_per_second: float, terms: dict[str, float]) -> None:
+        if step == self.stop_at:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "unbroken"
+    pretrain("glyphs", tiny(), folder, device="cpu")
+    return folder
+
+
+def test_a_run_folder_holds_what_it_should(unbroken: Path) -> None:
+    summary = json.loads((unbroken / "summary.json").read_text())
+    steps = 2 * (758 // 128)
+    assert summary["steps"] == steps
+    assert {"seconds", "images_per_second", "versions", "commit", "seed"} <= set(summary)
+    metrics = [json.loads(line) for line in (unbroken / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in metrics] == [1, 2]
+    wanted = {"loss", "trace", "decorrelation", "lr", "z_std_mean", "effective_rank"}
+    assert wanted | {"alignment", "uniformity"} <= set(metrics[0])
+    assert (unbroken / "checkpoints" / "last.safetensors").is_file()
+    assert (unbroken / "checkpoints" / "best.safetensors").is_file()
+    assert load_config(str(unbroken / "config.toml")).training.epochs == 2
+    assert not list(unbroken.rglob(".*")), "no temporary file is left"
+
+
+def test_learning_lowers_the_loss(tmp_path: Path) -> None:
+    pretrain("glyphs", tiny(training__epochs=6), tmp_path / "run", device="cpu")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
+    unbroken: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(123)  # the caller's generator must not matter
+    before = torch.random.get_rng_state()
+    pretrain("glyphs", tiny(), tmp_path / "same", device="cpu")
+    assert torch.equal(before, torch.random.get_rng_state()), "nor be touched"
+    pretrain("glyphs", tiny(training__seed=1), tmp_path / "other", device="cpu")
+    content = (unbroken / "encoder.safetensors").read_bytes()
+    assert (tmp_path / "same" / "encoder.safetensors").read_bytes() == content
+    assert (tmp_path / "other" / "encoder.safetensors").read_bytes() != content
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 5, 6, 9])
+def test_interrupted_anywhere_and_resumed_it_is_the_same(
+    unbroken: Path, tmp_path: Path, stop_at: int
+) -> None:
+    """Five steps an epoch: before, at and after the end of one."""
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        pretrain("glyphs", tiny(), run, device="cpu", reporter=Recorder(stop_at=stop_at))
+    assert not (run / "encoder.safetensors").exists()
+    recorder = Recorder()
+    pretrain("glyphs", tiny(), run, resume=True, device="cpu", reporter=recorder)
+    assert f"going on from step {stop_at} of 10" in recorder.notes
+    for name in ("encoder.safetensors",):
+        assert (run / name).read_bytes() == (unbroken / name).read_bytes()
+    assert _comparable(run) == _comparable(unbroken)
+
+
+def _comparable(run: Path) -> list[dict[str, float]]:
+    """Metrics without what a clock decides."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        record.pop("seconds")
+        record.pop("images_per_second")
+    return records
+
+
+class TestResume:
+    def test_without_a_checkpoint_it_starts_afresh_and_says_so(
+        self, unbroken: Path, tmp_path: Path
+    ) -> None:
+        recorder = Recorder()
+        run = tmp_path / "new"
+        pretrain("glyphs", tiny(), run, resume=True, device="cpu", reporter=recorder)
+        assert any("starting afresh" in note for note in recorder.notes)
+        content = (run / "encoder.safetensors").read_bytes()
+        assert content == (unbroken / "encoder.safetensors").read_bytes()
+
+    def test_a_finished_run_is_left_alone(self, unbroken: Path) -> None:
+        before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*")}
+        recorder = Recorder()
+        run = pretrain("glyphs", tiny(), unbroken, resume=True, device="cpu", reporter=recorder)
+        assert any("finished already" in note for note in recorder.notes)
+        assert {path: path.stat().st_mtime_ns for path in unbroken.rglob("*")} == before
+        stored = load_encoder(unbroken)
+        images = np.zeros((3, 28, 28), np.uint8)
+        np.testing.assert_array_equal(run.encoder.transform(images), stored.transform(images))
+
+    def test_other_settings_are_listed(self, unbroken: Path) -> None:
+        changed = tiny(optimizer__lr=0.2, training__epochs=3)
+        with pytest.raises(UserError) as caught:
+            pretrain("glyphs", changed, unbroken, resume=True, device="cpu")
+        message = str(caught.value)
+        assert "training.epochs: 2 in the run, 3 asked" in message
+        assert "0.2 asked" in message
+
+    def test_other_images_are_noticed(self, unbroken: Path) -> None:
+        images = np.zeros((130, 28, 28), np.uint8)
+        config = load_config(str(unbroken / "config.toml"))
+        with pytest.raises(UserError, match=r"the images: 758 of 'glyphs .train.' in the run, 130"):
+            pretrain(images, config, unbroken, resume=True, device="cpu")
+
+    def test_a_folder_with_a_run_is_not_overwritten(self, unbroken: Path) -> None:
+        with pytest.raises(UserError, match="already holds a finished run; add --resume"):
+            pretrain("glyphs", tiny(), unbroken, device="cpu")
+
+    def test_out_is_a_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        file.touch()
+        with pytest.raises(UserError, match="is a file; --out needs a folder"):
+            pretrain("glyphs", tiny(), file, device="cpu")
+
+
+class TestDamage:
+    """A checkpoint that is not ours, or no longer whole, is said to be so and never unpickled."""
+
+    @pytest.fixture
+    def stopped(self, tmp_path: Path) -> Path:
+        run = tmp_path / "run"
+        with pytest.raises(Interrupted):
+            pretrain("glyphs", tiny(), run, device="cpu", reporter=Recorder(stop_at=2))
+        return run
+
+    def _resume(self, run: Path) -> None:
+        pretrain("glyphs", tiny(), run, resume=True, device="cpu")
+
+    def test_truncated(self, stopped: Path) -> None:
+        file = stopped / "checkpoints" / "last.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(CorruptFileError, match="is damaged or no safetensors file"):
+            self._resume(stopped)
+
+    def test_one_bit_changed(self, stopped: Path) -> None:
+        file = stopped / "checkpoints" / "last.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-50] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(CorruptFileError, match="does not match its checksum"):
+            self._resume(stopped)
+
+    def test_a_pickle_is_never_run(self, stopped: Path, tmp_path: Path) -> None:
+        class Trap:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return (Path.touch, (tmp_path / "sprung",))
+
+        torch.save(Trap(), stopped / "checkpoints" / "last.safetensors")
+        with pytest.raises(CorruptFileError, match="no safetensors file"):
+            self._resume(stopped)
+        assert not (tmp_path / "sprung").exists()
+
+    def test_an_encoder_in_its_place(self, stopped: Path, unbroken: Path) -> None:
+        content = (unbroken / "encoder.safetensors").read_bytes()
+        (stopped / "checkpoints" / "last.safetensors").write_bytes(content)
+        with pytest.raises(CorruptFileError, match="is an eigenshot-encoder"):
+            self._resume(stopped)
+
+    def test_another_program_s_safetensors(self, stopped: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({"x": torch.zeros(2)}, stopped / "checkpoints" / "last.safetensors")
+        with pytest.raises(CorruptFileError, match="written by another program"):
+            self._resume(stopped)
+
+    def test_a_config_that_is_no_toml(self, stopped: Path) -> None:
+        (stopped / "config.toml").write_text("[[[")
+        with pytest.raises(CorruptFileError, match=r"cannot read '.*config.toml'"):
+            self._resume(stopped)
+
+
+class Exploding(Method):
+    """Turns to nan at its seventh step."""
+
+    calls = 0
+
+    def forward(self, view_a: Tensor, view_b: Tensor) -> dict[str, Tensor]:
+        type(self).calls += 1
+        loss = (self.embed(view_a) - self.embed(view_b)).square().mean()
+        return {"loss": loss * (float("nan") if type(self).calls >= 7 + 4 else 1.0)}
+
+
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    Exploding.calls = 0
+    config = load_config(
+        "glyphs",
+        {
+            **TINY,
+            "method.name": "tests.training.test_pretrain:Exploding",
+            "method.options": {},
+            "checkpoint.every_steps": 2,
+        },
+    )
+    with pytest.raises(TrainingDiverged, match="no longer finite"):
+        pretrain("glyphs", config, tmp_path / "run", device="cpu")
+    tensors, header = read_tensors(
+        tmp_path / "run" / "checkpoints" / "last.safetensors", kind="eigenshot-checkpoint"
+    )
+    assert header["step"] == 6
+    assert all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
+
+
+class TestProbe:
+    @pytest.mark.parametrize("kind", ["knn", "fewshot"])
+    def test_it_is_logged_and_changes_nothing(
+        self, unbroken: Path, tmp_path: Path, kind: str
+    ) -> None:
+        config = tiny(probe__kind=kind, probe__every=2, probe__episodes=10, probe__max_images=400)
+        pretrain("glyphs", config, tmp_path / "run", device="cpu")
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        first, second = (json.loads(line) for line in lines)
+        assert "probe_accuracy" not in first
+        assert 0 < second["probe_accuracy"] <= 100
+        assert 0 < second["interclass_transition"] <= 1
+        plain, _ = read_tensors(unbroken / "encoder.safetensors", kind=None)
+        probed, _ = read_tensors(tmp_path / "run" / "encoder.safetensors", kind=None)
+        assert all(torch.equal(plain[name], probed[name]) for name in plain)
+
+    def test_it_needs_labels(self, tmp_path: Path) -> None:
+        images = np.zeros((130, 28, 28), np.uint8)
+        with pytest.raises(UserError, match="the probe needs labelled images"):
+            pretrain(images, tiny(probe__kind="knn"), tmp_path / "run", device="cpu")
+
+
+def test_tensorboard_when_asked(tmp_path: Path) -> None:
+    pretrain("glyphs", tiny(logging__tensorboard=True), tmp_path / "run", device="cpu")
+    assert list((tmp_path / "run" / "tensorboard").glob("events.out.*"))
+
+
+def test_a_collapse_is_warned_of(tmp_path: Path) -> None:
+    config = tiny(
+        method__options={"decorrelate": "none", "mixup": "none"},
+        training__epochs=12,
+        optimizer__lr=0.2,
+    )
+    recorder = Recorder()
+    pretrain("glyphs", config, tmp_path / "run", device="cpu", reporter=recorder)
+    assert any("has collapsed" in text for text in recorder.warnings)
+
+
+class Plain(nn.Module):
+    """A user's network without stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_any_module_is_a_backbone(tmp_path: Path) -> None:
+    run = pretrain("glyphs", tiny(), tmp_path / "run", backbone=Plain(), device="cpu")
+    images = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
+    with pytest.raises(UserError, match=r"load_encoder.path, backbone=module."):
+        load_encoder(tmp_path / "run")
+    again = load_encoder(tmp_path / "run", backbone=Plain())
+    np.testing.assert_array_equal(run.encoder.transform(images), again.transform(images))
+
+
+class TestInit:
+    def test_from_an_encoder_and_from_a_state_dict(self, unbroken: Path, tmp_path: Path) -> None:
+        frozen = tiny(optimizer__lr=0.0, optimizer__weight_decay=0.0, training__epochs=1)
+        weights, _ = read_tensors(unbroken / "encoder.safetensors", kind=None)
+        torch.save(weights, tmp_path / "weights.pt")
+        for name, file in (("a", unbroken), ("b", tmp_path / "weights.pt")):
+            pretrain("glyphs", frozen, tmp_path / name, initial=file, device="cpu")
+            found, _ = read_tensors(tmp_path / name / "encoder.safetensors", kind=None)
+            for key, value in weights.items():
+                if key.endswith(("weight", "bias")):
+                    assert torch.equal(found[key], value), key
+
+    def test_what_does_not_fit_is_said(self, unbroken: Path, tmp_path: Path) -> None:
+        wide = load_config("glyphs", {**TINY, "backbone.options.widths": [4, 4, 4, 12]})
+        with pytest.raises(UserError, match=r"do not fit this backbone: .* of another shape"):
+            pretrain("glyphs", wide, tmp_path / "run", initial=unbroken, device="cpu")
+        with pytest.raises(UserError, match="no such run or encoder file"):
+            pretrain("glyphs", tiny(), tmp_path / "run", initial=tmp_path / "none", device="cpu")
+        (tmp_path / "junk.pt").write_bytes(b"junk")
+        with pytest.raises(UserError, match="cannot be read as weights"):
+            pretrain("glyphs", tiny(), tmp_path / "r", initial=tmp_path / "junk.pt", device="cpu")
+
+
+class TestBadInput:
+    def test_fewer_images_than_a_batch(self, tmp_path: Path) -> None:
+        images = np.zeros((20, 28, 28), np.uint8)
+        with pytest.raises(UserError, match="20 images, fewer than one batch of 128; use --batch"):
+            pretrain(images, tiny(), tmp_path / "run", device="cpu")
+
+    def test_images_smaller_than_the_network_needs(self, tmp_path: Path) -> None:
+        images = np.zeros((200, 8, 8), np.uint8)
+        config = tiny(data__image_size=8)
+        with pytest.raises(UserError, match=r"8×8 are smaller than conv4 needs .16×16.; enlarge"):
+            pretrain(images, config, tmp_path / "run", device="cpu")
+
+    def test_nothing_is_left_behind_by_a_refusal(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError):
+            pretrain(np.zeros((20, 28, 28), np.uint8), tiny(), tmp_path / "run", device="cpu")
+        assert not (tmp_path / "run").exists()
+
+    def test_unknown_device(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="unknown device 'tpu'; known: auto, cpu, cuda"):
+            pretrain("glyphs", tiny(), tmp_path / "run", device="tpu")
+
+
+def test_a_method_of_no_base_class_works(tmp_path: Path) -> None:
+    config = load_config(
+        "glyphs",
+        {
+            **TINY,
+            "method.name": "tests.training.test_pretrain:Bare",
+            "method.options": {"weight": 2},
+        },
+    )
+    run = pretrain("glyphs", config, tmp_path / "run", device="cpu")
+    assert run.summary["final"]["loss"] >= 0
+
+
+class Bare(nn.Module):
+    """Only what the loop asks for: a backbone and a forward."""
+
+    def __init__(self, backbone: Backbone, projector: nn.Module, weight: float = 1.0) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.weight = weight
+
+    def forward(self, view_a: Tensor, view_b: Tensor) -> dict[str, Tensor]:
+        distance = (self.backbone(view_a) - self.backbone(view_b)).square().mean()
+        return {"loss": self.weight * distance}
