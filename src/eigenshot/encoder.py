@@ -71,7 +71,8 @@ class Encoder:
             images, image_size=self.preprocessing.image_size, channels=self.preprocessing.channels
         )
         was_training = self.backbone.training
-        self.backbone.eval().to(device, memory_format=torch.channels_last)
+        self.backbone.eval()
+        self.backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         features = np.empty((len(source), self.out_features), dtype=np.float32)
         try:
             for start in range(0, len(source), batch_size):

@@ -24,9 +24,8 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
     value = 0
     for name in sorted(tensors):
         flat = tensors[name].contiguous().view(-1)
-        value = zlib.crc32(
-            memoryview(flat.view(torch.uint8).numpy()), zlib.crc32(name.encode(), value)
-        )
+        content: Any = flat.view(torch.uint8).numpy()  # a buffer, whatever NumPy's types say
+        value = zlib.crc32(content, zlib.crc32(name.encode(), value))
     return value
 
 

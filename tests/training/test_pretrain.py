@@ -271,7 +271,7 @@ class TestProbe:
     def test_it_is_logged_and_changes_nothing(
         self, unbroken: Path, tmp_path: Path, kind: str
     ) -> None:
-        config = tiny(probe__kind=kind, probe__every=2, probe__episodes=10, probe__max_images=400)
+        config = tiny(probe__kind=kind, probe__every=2, probe__episodes=10, probe__max_images=2000)
         pretrain("glyphs", config, tmp_path / "run", device="cpu")
         lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
         first, second = (json.loads(line) for line in lines)

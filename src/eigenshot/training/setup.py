@@ -176,7 +176,7 @@ def build(
     fabric = Fabric(accelerator=device, devices=1, precision="32-true")
     views.to(fabric.device)
     # Convolutions and pooling are nearly twice as fast with channels last, on a CPU too.
-    method.to(fabric.device, memory_format=torch.channels_last)
+    method.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder = Encoder(
         network,
         Preprocessing(size, channels, tuple(config.data.mean), tuple(config.data.std)),
