@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from eigenshot.config import (
-    Config,
+from eigenshot.config import Config, differences
+from eigenshot.configfile import (
     config_from_table,
-    differences,
     list_recipes,
     load_config,
     parse_override,
@@ -128,3 +127,11 @@ def test_differences_name_what_changes_the_result_and_nothing_else() -> None:
     assert f"{one.optimizer.lr} in the run, 0.3 asked" in found[1]
     assert differences(one, one) == []
     assert isinstance(one, Config)
+
+
+def test_another_backbone_or_method_does_not_inherit_options() -> None:
+    assert "widths" in load_config("glyphs").backbone.options
+    assert load_config("glyphs", ["backbone.name=resnet12"]).backbone.options == {}
+    changed = load_config("glyphs", ["method.options.scale=2", "method.name=my.module:Mine"])
+    assert changed.method.options == {"scale": 2}
+    assert load_config("glyphs", ["method.name=dle"]).method.options["k_gamma"] == 0.02

@@ -94,7 +94,7 @@ def pretrain(
     device: Device = "auto",
 ) -> None:
     """Learn an encoder from unlabelled images."""
-    from eigenshot.config import load_config, parse_override
+    from eigenshot.configfile import load_config, parse_override
     from eigenshot.data.opening import is_benchmark
     from eigenshot.training.pretrain import duration
     from eigenshot.training.pretrain import pretrain as run_pretraining

@@ -1,21 +1,13 @@
-"""A run's settings: typed, read from TOML recipes, every field open to an override.
-
-A recipe holds the numbers of a protocol; these classes hold their names, types and meaning.
-"""
+"""A run's settings, typed. A recipe holds the numbers; these classes hold names and meaning."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
-from eigenshot.errors import UserError, did_you_mean
-from eigenshot.options import coerce
+from eigenshot.errors import UserError
 
 Auto = Literal["auto"]
 
@@ -178,107 +170,6 @@ def _check_ranges(config: Config) -> None:
         raise UserError(f"data.std must be positive, found {list(config.data.std)}")
 
 
-def list_recipes() -> list[str]:
-    """Names of the recipes in the package."""
-    folder = resources.files("eigenshot") / "recipes"
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def read_recipe(name: str) -> dict[str, Any]:
-    """The table of a recipe by name, or of a TOML file by path."""
-    if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"no such recipe file: '{name}'")
-        text, label = path.read_text(encoding="utf-8"), path.stem
-    else:
-        known = list_recipes()
-        if name not in known:
-            raise UserError(f"unknown recipe '{name}'{did_you_mean(name, known)}")
-        entry = resources.files("eigenshot") / "recipes" / f"{name}.toml"
-        text, label = entry.read_text(encoding="utf-8"), name
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"recipe '{name}' is not valid TOML: {error}") from error
-    table.setdefault("recipe", label)
-    return table
-
-
-def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) -> Config:
-    """A recipe with overrides, validated.
-
-    Parameters
-    ----------
-    overrides : ``{"optimizer.lr": 0.1}`` or texts like ``"optimizer.lr=0.1"``.
-    """
-    table = read_recipe(recipe)
-    if not isinstance(overrides, Mapping):
-        overrides = dict(parse_override(text) for text in overrides)
-    for key, value in overrides.items():
-        _set(table, key, value)
-    return config_from_table(table)
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """``"optimizer.lr=0.1"`` as a key and a TOML value; what is no TOML counts as a text."""
-    key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise UserError(f"--set takes key=value, for instance optimizer.lr=0.1; found '{text}'")
-    try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    return key.strip(), parsed
-
-
-def _set(table: dict[str, Any], key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    place = table
-    for section in sections:
-        deeper = place.setdefault(section, {})
-        if not isinstance(deeper, dict):
-            raise UserError(f"'{key}' cannot be set: '{section}' is no section")
-        place = deeper
-    place[name] = value
-
-
-def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Typed settings from nested plain values; unknown keys offer the nearest valid one."""
-    config: Config = _build(Config, table, "")
-    return config
-
-
-def _build(kind: type, table: Mapping[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for key, value in table.items():
-        if key not in hints:
-            every = _all_keys(Config, "")
-            # The nearest full name, else the nearest in this section: "optimiser.lr", "epoch".
-            raise UserError(
-                f"unknown setting '{prefix}{key}'"
-                + did_you_mean(f"{prefix}{key}", every if len(prefix + key) > 3 else hints)
-            )
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise UserError(f"'{prefix}{key}' is a section, found {value!r}")
-            values[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
-        else:
-            values[key] = coerce(value, hints[key], f"{prefix}{key}")
-    return kind(**values)
-
-
-def _all_keys(kind: type, prefix: str) -> list[str]:
-    keys = []
-    for name, hint in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            keys += [f"{prefix}{name}", *_all_keys(typing.cast(type, hint), f"{prefix}{name}.")]
-        else:
-            keys.append(f"{prefix}{name}")
-    return keys
-
-
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values as ``{"optimizer.lr": 0.05, …}``; empty tables vanish."""
     flat: dict[str, Any] = {}
@@ -298,31 +189,3 @@ def differences(stored: Config, asked: Config) -> list[str]:
         for key in sorted(set(old) | set(new))
         if key.split(".")[0] not in NEUTRAL_SECTIONS and old.get(key) != new.get(key)
     ]
-
-
-def to_toml(config: Config) -> str:
-    """The whole configuration as TOML that `load_config` reads back."""
-    lines: list[str] = []
-    _write_table(config.to_dict(), "", lines)
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def _write_table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
-    for key, value in table.items():
-        if not isinstance(value, Mapping) and value is not None:
-            lines.append(f"{key} = {_toml_value(value)}")
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            lines.extend(["", f"[{prefix}{key}]"])
-            _write_table(value, f"{prefix}{key}.", lines)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(entry) for entry in value) + "]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
-    return repr(value)

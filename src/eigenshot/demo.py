@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from eigenshot.config import Config, load_config
+from eigenshot.config import Config
+from eigenshot.configfile import load_config
 from eigenshot.data.glyphs import load_glyphs
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError

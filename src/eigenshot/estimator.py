@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from eigenshot.config import load_config
+from eigenshot.configfile import load_config
 from eigenshot.data.opening import is_benchmark
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.reporter import ConsoleReporter, Reporter

@@ -224,7 +224,8 @@ def interclass_transition(graph: Any, labels: ArrayLike) -> Array:
     """
     S = _as_graph(graph)
     Z = indicator_matrix(S, labels)
-    return np.asarray((Z * (laplacian(S) @ Z)).sum(axis=0)).ravel()  # Eq. 3
+    leaving = np.asarray((Z * (laplacian(S) @ Z)).sum(axis=0)).ravel()  # Eq. 3
+    return np.maximum(leaving, 0.0)  # a probability, but for rounding
 
 
 def indicator_matrix(graph: Any, labels: ArrayLike) -> sp.csr_array:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eigenshot.config import Config, load_config
+from eigenshot.config import Config
+from eigenshot.configfile import load_config
 from eigenshot.encoder import load_encoder
 from eigenshot.errors import CorruptFileError, TrainingDiverged, UserError
 from eigenshot.methods import Method

@@ -36,9 +36,9 @@ def draw_demo(
     names: dict[str, str],
 ) -> None:
     """Write the picture: a task before and after learning, and the accuracies over all tasks."""
-    figure = Figure(figsize=(13, 5.6), facecolor="white")
+    figure = Figure(figsize=(14, 4.6), facecolor="white")
     FigureCanvasAgg(figure)
-    before, after, bars = figure.subplots(1, 3, width_ratios=[1, 1, 0.85])
+    before, after, bars = figure.subplots(1, 3, width_ratios=[1, 1, 0.72])
     for axes, key, title in (
         (before, "untrained", "Before learning"),
         (after, "learned", "After learning, without labels"),
@@ -47,14 +47,14 @@ def draw_demo(
         predicted = example.predictions[key]
         correct = int((predicted == np.arange(len(predicted))[:, None]).sum())
         axes.set_title(f"{title}\n{correct} of {predicted.size} right", fontsize=12, color=INK)
-    _draw_bars(bars, results, names)
     figure.suptitle(
         "Five characters never seen in training, one example each: "
         "which of the five is each drawing?",
         fontsize=14,
         color=INK,
     )
-    figure.subplots_adjust(left=0.02, right=0.98, top=0.8, bottom=0.08, wspace=0.08)
+    figure.subplots_adjust(left=0.01, right=0.985, top=0.8, bottom=0.07, wspace=0.06)
+    _draw_bars(bars, results, names)
     with atomic_write(path) as handle:
         figure.savefig(handle, format="png", dpi=110)
 
@@ -64,7 +64,7 @@ def _draw_task(axes: Axes, example: Example, key: str) -> None:
     ways, queries = example.query.shape[:2]
     axes.set(xlim=(-1.75, queries), ylim=(ways, -0.35), aspect="equal")
     axes.axis("off")
-    axes.text(-1.15, -0.1, "example", ha="center", fontsize=9, color=INK)
+    axes.text(-1.15, -0.1, "example", ha="center", fontsize=9)
     axes.text(queries / 2, -0.1, "drawings to read, and the answer", ha="center", fontsize=9)
     for way in range(ways):
         _place(axes, example.support[way], -1.15, way + 0.5, 0.84, INK, inverted=True)
@@ -116,10 +116,12 @@ def _draw_bars(
                 place, result.accuracy + 1.5, f"{result.accuracy:.1f}", ha="center", fontsize=9
             )
     axes.axhline(20, color=INK, linewidth=0.8, linestyle=":")
-    axes.text(-0.48, 21, "guessing", fontsize=8, color=INK)
+    axes.text(0.5, 21.5, "guessing", ha="center", fontsize=8)
     axes.set_xticks(range(len(groups)), [f"{n} example{'s' * (n > 1)}" for n in groups])
     episodes = len(next(iter(results.values()))[groups[0]].per_episode)
-    axes.set(ylim=(0, 108), ylabel="accuracy, %")
-    axes.set_title(f"Over {episodes:,} tasks\n(5 unseen characters each)", fontsize=12, color=INK)
+    axes.set(ylim=(0, 135), yticks=range(0, 101, 20))
+    axes.set_title(f"Accuracy in %, over {episodes:,} tasks\nof 5 unseen characters", fontsize=12)
+    box = axes.get_position()
+    axes.set_position((box.x0 + 0.025, box.y0, box.width - 0.025, box.height))  # room for ticks
     axes.legend(loc="upper left", fontsize=9, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from eigenshot.config import Config, config_from_table, differences, to_toml
+from eigenshot.config import Config, differences
+from eigenshot.configfile import config_from_table, to_toml
 from eigenshot.encoder import FILE_NAME as ENCODER_NAME
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import write_json, write_text

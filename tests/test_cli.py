@@ -1,0 +1,241 @@
+"""The command line as a stranger uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from eigenshot.cli import main
+
+SMALL = ["data.per_class=1", "backbone.options.widths=[4,4,4,8]", "projector.width=16"]
+TINY = ["--epochs", "1", "--device", "cpu", *(p for s in SMALL for p in ("--set", s))]
+
+
+class Shell:
+    """Runs the program in this process and keeps what it said."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.patch = patch
+        self.capture = capture
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self.patch.setattr(sys, "argv", ["eigenshot", *map(str, arguments)])
+        self.patch.setattr(sys, "path", list(sys.path))
+        self.patch.setenv("COLUMNS", "500")  # long sentences stay on one line
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        output = self.capture.readouterr()
+        code = stopped.value.code
+        assert isinstance(code, int | None)
+        return code or 0, output.out, output.err
+
+    def refused(self, *arguments: object) -> str:
+        """The sentence of a refusal: exit code 2, nothing on stdout, no traceback."""
+        code, out, err = self(*arguments)
+        assert (code, out) == (2, "")
+        assert "Traceback" not in err
+        return err
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of twelve small pictures."""
+    folder = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir()
+        for number in range(12):
+            pixels = generator.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_version_and_help(shell: Shell) -> None:
+    code, out, _ = shell("--version")
+    assert code == 0
+    assert out.startswith("eigenshot 0.")
+    code, out, _ = shell("--help")
+    assert code == 0
+    assert all(command in out for command in ("demo", "pretrain", "evaluate"))
+    code, out, _ = shell("pretrain", "--help")
+    for option in ("--out", "--recipe", "--backbone", "--epochs", "--resume", "--init", "--set"):
+        assert option in out
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = "import sys; sys.argv = ['eigenshot', '--help']\nfrom eigenshot.cli import main\n"
+    program += "try: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_pretrain_and_evaluate_glyphs(shell: Shell, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = shell("pretrain", "glyphs", "--out", run, *TINY)
+    assert code == 0, err
+    assert "encoder in" in out
+    assert "about" in err, "an estimate of the time comes first"
+    code, out, err = shell(
+        "evaluate", "fewshot", run, "--data", "glyphs", "--episodes", 20, "--json"
+    )
+    assert code == 0, err
+    result = json.loads(out)
+    assert set(result) == {"1", "5"}
+    assert result["1"]["episodes"] == 20
+    assert 20 < result["1"]["accuracy"] < result["5"]["accuracy"] < 100
+
+
+def test_pretrain_and_evaluate_a_folder(shell: Shell, photos: Path, tmp_path: Path) -> None:
+    """The recipe settles size, network and batch by itself."""
+    run = tmp_path / "run"
+    code, _, err = shell("pretrain", photos, "--out", run, "--epochs", 1, "--device", "cpu")
+    assert code == 0, err
+    settings = (run / "config.toml").read_text()
+    assert "auto" not in settings
+    assert "batch_size = 16" in settings, "the largest power of two that 24 images fill"
+    arguments = ("evaluate", "fewshot", run, "--data", photos, "--ways", 2, "--episodes", 5)
+    code, out, err = shell(*arguments, "--queries", 6)
+    assert code == 0, err
+    assert "2-way 1-shot" in out
+    assert "class 'cat' has 12 images, but 1 shots + 15 queries need 16" in shell.refused(
+        *arguments
+    )
+
+
+class TestBadInput:
+    """Each is a sentence a person can act on and exit code 2."""
+
+    def test_no_such_folder(self, shell: Shell, tmp_path: Path) -> None:
+        missing = tmp_path / "none"
+        assert "none" in shell.refused("pretrain", missing, "--out", tmp_path / "run")
+
+    def test_a_name_that_is_almost_a_benchmark(self, shell: Shell, tmp_path: Path) -> None:
+        message = shell.refused("pretrain", "glyph", "--out", tmp_path / "run")
+        assert "neither a folder nor a benchmark; did you mean 'glyphs'?" in message
+
+    def test_an_empty_folder(self, shell: Shell, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        message = shell.refused("pretrain", tmp_path / "empty", "--out", tmp_path / "run")
+        assert "empty" in message
+
+    def test_a_folder_with_only_text(self, shell: Shell, tmp_path: Path) -> None:
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "texts" / "a.txt").write_text("hello")
+        message = shell.refused("pretrain", tmp_path / "texts", "--out", tmp_path / "run")
+        assert "no image" in message
+        assert ".jpg" in message
+
+    def test_fewer_images_than_a_batch(self, shell: Shell, photos: Path, tmp_path: Path) -> None:
+        message = shell.refused("pretrain", photos, "--out", tmp_path / "run", "--batch-size", 32)
+        assert "24 images, fewer than one batch of 32; use --batch-size 24 or less" in message
+
+    def test_images_smaller_than_the_network_needs(
+        self, shell: Shell, photos: Path, tmp_path: Path
+    ) -> None:
+        message = shell.refused(
+            "pretrain", photos, "--out", tmp_path / "run", "--set", "data.image_size=8"
+        )
+        assert "8×8 are smaller than conv4 needs (16×16)" in message
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["--backbone", "resnt12"], "unknown backbone 'resnt12'; did you mean 'resnet12'?"),
+            (["--recipe", "glyfs"], "unknown recipe 'glyfs'; did you mean 'glyphs'?"),
+            (["--method", "dl"], "unknown method 'dl'; did you mean 'dle'?"),
+            (["--method", "no.such:Thing"], "cannot import 'no.such'"),
+            (["--set", "optimizer.lrate=1"], "'optimizer.lrate'; did you mean 'optimizer.lr'?"),
+            (["--set", "training.epochs=many"], "expected a whole number, found 'many'"),
+            (["--set", "augment.options.rotate=3"], "did you mean 'rotation'?"),
+            (["--set", "method.options.alpha=-1"], "alpha must be positive, found -1.0"),
+            (["--set", "backbone.options.width=3"], "did you mean 'widths'?"),
+            (["--epochs", "0"], "training.epochs must be at least 1, found 0"),
+            (["--init", "nowhere.pt"], "no such run or encoder file: 'nowhere.pt'"),
+            (["--device", "gpu"], "unknown device 'gpu'; known: auto, cpu, cuda"),
+        ],
+    )
+    def test_unknown_names(
+        self, shell: Shell, tmp_path: Path, arguments: list[str], sentence: str
+    ) -> None:
+        run = tmp_path / "run"
+        small = ["--set", "data.per_class=1"]
+        assert sentence in shell.refused("pretrain", "glyphs", "--out", run, *small, *arguments)
+        assert not run.exists()
+
+    def test_resume_with_other_settings_and_a_taken_folder(
+        self, shell: Shell, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        assert shell("pretrain", "glyphs", "--out", run, *TINY)[0] == 0
+        content = (run / "encoder.safetensors").read_bytes()
+        taken = shell.refused("pretrain", "glyphs", "--out", run, *TINY)
+        assert "already holds a finished run; add --resume" in taken
+        changed = shell.refused(
+            "pretrain", "glyphs", "--out", run, *TINY, "--resume", "--set", "optimizer.lr=0.3"
+        )
+        assert "optimizer.lr: 0.15 in the run, 0.3 asked" in changed
+        assert (run / "encoder.safetensors").read_bytes() == content
+
+    def test_evaluating_what_is_no_run(self, shell: Shell, tmp_path: Path) -> None:
+        (tmp_path / "junk.safetensors").write_bytes(b"junk")
+        data = ["--data", "glyphs"]
+        for run, sentence in (
+            (tmp_path / "none", "no such run or encoder file"),
+            (tmp_path, "holds no encoder.safetensors"),
+            (tmp_path / "junk.safetensors", "is damaged or no safetensors file"),
+        ):
+            assert sentence in shell.refused("evaluate", "fewshot", run, *data)
+
+    def test_unlabelled_evaluation_and_a_split_that_is_none(
+        self, shell: Shell, photos: Path, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        assert shell("pretrain", "glyphs", "--out", run, *TINY)[0] == 0
+        flat = photos / "cat"
+        assert "has no labels" in shell.refused("evaluate", "fewshot", run, "--data", flat)
+        arguments = ("evaluate", "fewshot", run, "--data", "glyphs", "--split", "tset")
+        assert "unknown split 'tset'; did you mean 'test'?" in shell.refused(*arguments)
+        arguments = ("evaluate", "fewshot", run, "--data", photos, "--split", "test")
+        assert "leave --split out" in shell.refused(*arguments)
+
+
+def test_a_bug_of_ours_is_exit_1_and_debug_shows_where(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("eigenshot.training.pretrain.pretrain", broken)
+    code, _, err = shell("pretrain", "glyphs", "--out", tmp_path / "run")
+    assert code == 1
+    assert "RuntimeError: boom (--debug shows where)" in err
+    monkeypatch.setattr(sys, "argv", ["eigenshot", "--debug", "pretrain", "glyphs", "--out", "x"])
+    with pytest.raises(RuntimeError, match="boom"):
+        main()
+
+
+def test_a_method_beside_the_user_is_found(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_method.py").write_text(
+        "from eigenshot import Method\n"
+        "class Pull(Method):\n"
+        "    def forward(self, a, b):\n"
+        "        return {'loss': (self.embed(a) - self.embed(b)).square().mean()}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, err = shell(
+        "pretrain", "glyphs", "--out", "run", *TINY, "--method", "their_method:Pull"
+    )
+    assert code == 0, err

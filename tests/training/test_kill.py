@@ -1,0 +1,83 @@
+"""A run killed without warning at random moments ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+SETTINGS = {
+    "data.per_class": "2",
+    "backbone.options.widths": "[8,8,8,16]",
+    "projector.width": "64",
+    "training.batch_size": "32",
+    "checkpoint.every_steps": "3",
+    "probe.kind": "knn",
+}
+
+
+def command(run: Path) -> list[str]:
+    settings = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    options = ["--epochs", "3", "--resume", "--device", "cpu", *settings]
+    return [sys.executable, "-m", "eigenshot", "pretrain", "glyphs", "--out", str(run), *options]
+
+
+def finish(run: Path) -> float:
+    """Run to the end; the seconds from the first checkpoint on."""
+    process = subprocess.Popen(command(run), stderr=subprocess.PIPE)
+    began = None
+    while process.poll() is None:
+        if began is None and (run / "checkpoints" / "last.safetensors").exists():
+            began = time.monotonic()
+        time.sleep(0.01)
+    assert process.returncode == 0, process.stderr.read() if process.stderr else ""
+    return time.monotonic() - (began or time.monotonic())
+
+
+def kill_after(run: Path, seconds: float) -> bool:
+    """Start or go on, kill ``seconds`` after the first new checkpoint; False if it had ended."""
+    checkpoints = run / "checkpoints"
+    before = checkpoints.stat().st_mtime_ns if checkpoints.exists() else 0
+    process = subprocess.Popen(command(run), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        if checkpoints.exists() and checkpoints.stat().st_mtime_ns > before:
+            break
+        time.sleep(0.005)
+    time.sleep(seconds)
+    if process.poll() is not None:
+        return False
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    return True
+
+
+def test_five_kills_leave_no_trace(tmp_path: Path) -> None:
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    length = finish(unbroken)
+    # Moments within a sixth of the run each, so that five kills fit into it.
+    moments = np.random.default_rng().uniform(0, length / 6, size=5)
+    kills = sum(kill_after(killed, float(moment)) for moment in moments)
+    assert kills >= 4, f"the run ended too early to be killed at {moments}"
+    finish(killed)
+    for name in ("encoder.safetensors", "config.toml", "data.json"):
+        assert (killed / name).read_bytes() == (unbroken / name).read_bytes(), f"{name}, {moments}"
+    epochs = [line.count('"epoch"') for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    assert epochs == [1, 1, 1]
+    assert not list(killed.rglob(".*")), "no temporary file is left"
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(command(run), stderr=subprocess.PIPE, text=True)
+    while not (run / "checkpoints" / "last.safetensors").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command with --resume goes on from here" in message
+    assert "Traceback" not in message
