@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eigenshot.data.folder import load_folder
+    from eigenshot.data.source import ArraySource, load_npz
     from eigenshot.encoder import Encoder, load_encoder
     from eigenshot.errors import UserError
     from eigenshot.estimator import DeepLaplacianEigenmaps
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from eigenshot.networks import create_backbone, list_backbones
 
 __all__ = [
+    "ArraySource",
     "DeepLaplacianEigenmaps",
     "Encoder",
     "FewShotResult",
@@ -25,9 +28,12 @@ __all__ = [
     "evaluate_fewshot",
     "list_backbones",
     "load_encoder",
+    "load_folder",
+    "load_npz",
 ]
 
 _PLACES = {
+    "ArraySource": "eigenshot.data.source",
     "DeepLaplacianEigenmaps": "eigenshot.estimator",
     "Encoder": "eigenshot.encoder",
     "FewShotResult": "eigenshot.evaluation.fewshot",
@@ -37,6 +43,8 @@ _PLACES = {
     "evaluate_fewshot": "eigenshot.evaluation.fewshot",
     "list_backbones": "eigenshot.networks",
     "load_encoder": "eigenshot.encoder",
+    "load_folder": "eigenshot.data.folder",
+    "load_npz": "eigenshot.data.source",
 }
 
 

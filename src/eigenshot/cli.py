@@ -96,9 +96,9 @@ def pretrain(
     """Learn an encoder from unlabelled images."""
     from eigenshot.configfile import load_config, parse_override
     from eigenshot.data.opening import is_benchmark
+    from eigenshot.reporter import ConsoleReporter
     from eigenshot.training.pretrain import duration
     from eigenshot.training.pretrain import pretrain as run_pretraining
-    from eigenshot.training.reporter import ConsoleReporter
 
     given: dict[str, Any] = {
         "method.name": method,
@@ -148,7 +148,7 @@ def evaluate_fewshot_command(
     from json import dumps
 
     from eigenshot.evaluation.protocol import fewshot_of_run
-    from eigenshot.training.reporter import ConsoleReporter
+    from eigenshot.reporter import ConsoleReporter
 
     results = fewshot_of_run(
         run,

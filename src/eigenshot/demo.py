@@ -24,10 +24,11 @@ from eigenshot.evaluation.fewshot import (
     unit_length,
 )
 from eigenshot.files import write_json
+from eigenshot.hardware import choose_device
+from eigenshot.reporter import ConsoleReporter
 from eigenshot.reports.demo_picture import Example, draw_demo
 from eigenshot.training.pretrain import pretrain
-from eigenshot.training.reporter import ConsoleReporter
-from eigenshot.training.setup import build, choose_device, resolve_batch
+from eigenshot.training.setup import build, resolve_batch
 
 SHOTS = (1, 5)
 NAMES = {"pixels": "raw pixels", "untrained": "untrained network", "learned": "learned encoder"}

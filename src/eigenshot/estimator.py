@@ -15,8 +15,8 @@ from torch import nn
 
 from eigenshot.configfile import load_config
 from eigenshot.data.opening import is_benchmark
+from eigenshot.reporter import ConsoleReporter, Reporter
 from eigenshot.training.pretrain import pretrain
-from eigenshot.training.reporter import ConsoleReporter, Reporter
 
 
 class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):

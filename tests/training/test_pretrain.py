@@ -17,10 +17,10 @@ from eigenshot.encoder import load_encoder
 from eigenshot.errors import CorruptFileError, TrainingDiverged, UserError
 from eigenshot.methods import Method
 from eigenshot.networks import Backbone
+from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import read_tensors
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.pretrain import pretrain
-from eigenshot.training.reporter import Reporter
 
 TINY = {
     "data.per_class": 1,

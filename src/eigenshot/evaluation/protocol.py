@@ -10,8 +10,8 @@ from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
-from eigenshot.training.reporter import Reporter
-from eigenshot.training.setup import choose_device
+from eigenshot.hardware import choose_device
+from eigenshot.reporter import Reporter
 
 
 def open_labelled(

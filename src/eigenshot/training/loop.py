@@ -10,13 +10,13 @@ import torch
 
 from eigenshot.errors import TrainingDiverged
 from eigenshot.randomness import numpy_generator, torch_generator
+from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
 from eigenshot.training.diagnostics import Diagnostics, diagnose
 from eigenshot.training.interrupt import Interruption
 from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
 from eigenshot.training.probe import Probe
-from eigenshot.training.reporter import Reporter
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.schedule import learning_rate
 from eigenshot.training.setup import Parts

@@ -16,17 +16,16 @@ from eigenshot.data.opening import is_benchmark, open_source
 from eigenshot.encoder import Encoder, encoder_path, initialise_from
 from eigenshot.errors import UserError
 from eigenshot.files import remove_leftovers, write_json
+from eigenshot.hardware import choose_device, environment
+from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.loop import train
 from eigenshot.training.probe import Probe
-from eigenshot.training.reporter import Reporter
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import (
     Parts,
     adopt_choices,
     build,
-    choose_device,
-    environment,
     estimate_seconds,
     load_source,
     resolve_batch,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import platform
-import subprocess
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,11 @@ from eigenshot.data.opening import channel_statistics, is_benchmark, is_folder, 
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, Preprocessing, initialise_from
 from eigenshot.errors import UserError
+from eigenshot.hardware import package_version
 from eigenshot.methods import create_method
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
 from eigenshot.randomness import derive_seed
-from eigenshot.training.reporter import Reporter
+from eigenshot.reporter import Reporter
 from eigenshot.training.step import EagerStep
 
 try:
@@ -49,17 +47,6 @@ class Parts:
     views: TwoViews
     encoder: Encoder
     fabric: Any
-
-
-def choose_device(name: str) -> str:
-    """``"auto"`` is CUDA where there is one, else the CPU."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available here; use --device cpu")
-    return name
 
 
 def adopt_choices(config: Config, stored: Config) -> Config:
@@ -232,48 +219,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def package_version() -> str:
-    """Version of eigenshot, also from a source tree that is not installed."""
-    try:
-        return version("eigenshot")
-    except PackageNotFoundError:
-        return "source"
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a result needs to be understood later: versions, hardware, commit."""
-    return {
-        "versions": {
-            "eigenshot": package_version(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "hardware": _hardware(device),
-        "commit": _commit(),
-    }
-
-
-def _hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def _commit() -> str | None:
-    """Commit of the source tree that is running, where it is one."""
-    folder = Path(__file__).parent
-    try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout.strip() or None

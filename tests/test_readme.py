@@ -1,0 +1,43 @@
+"""The README's Python runs as it stands, and its figures are those of the result file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+
+
+def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    for folder in ("photos", *(f"labelled/{name}" for name in "abcde")):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(16):
+            pixels = generator.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    first, second = blocks()
+    names: dict[str, object] = {}
+    exec(first.replace("epochs=20", "epochs=1").replace("verbose=True", "verbose=False"), names)
+    assert names["features"].shape == (80, 64)  # type: ignore[attr-defined]
+    names["points"] = generator.normal(size=(60, 3))
+    exec(second, names)
+    assert names["embedding"].shape == (60, 2)  # type: ignore[attr-defined]
+
+
+def test_the_table_of_the_readme_is_the_result_file() -> None:
+    result = json.loads((ROOT / "results" / "glyphs" / "demo.json").read_text())
+    text = (ROOT / "README.md").read_text()
+    for key, name in (("pixels", "raw pixels"), ("untrained", "untrained"), ("learned", "learned")):
+        cells = [f"{result[key][s]['accuracy']:.1f} ± {result[key][s]['ci95']:.1f}" for s in "15"]
+        assert re.search(rf"\|[^|]*{name}[^|]*\|[^|]*{cells[0]}[^|]*\|[^|]*{cells[1]}", text), key
+    assert f"{result['seconds']:.0f} s on two CPU cores" in text
