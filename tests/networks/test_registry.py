@@ -142,7 +142,7 @@ def test_a_registered_function_is_known_by_its_name() -> None:
         UserError, match="'deep' of backbone 'tiny_network': expected true or false, found 1"
     ):
         create_backbone("tiny_network", deep=1)
-    with pytest.raises(UserError, match=r"'side' .*expected int \| None, found 'x'"):
+    with pytest.raises(UserError, match=r"'side' .*expected a whole number, found 'x'"):
         create_backbone("tiny_network", side="x")
     assert register_backbone(tiny_network) is tiny_network
 
