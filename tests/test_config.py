@@ -83,8 +83,8 @@ def test_overrides_are_toml_or_text(text: str, expected: tuple[str, object]) -> 
     ("override", "message"),
     [
         ("optimizer.lrr=0.1", "unknown setting 'optimizer.lrr'; did you mean 'optimizer.lr'"),
-        ("optimiser.lr=0.1", "unknown setting 'optimiser'; did you mean 'optimizer'"),
-        ("trainign.epochs=2", "unknown setting 'trainign'; did you mean 'training'"),
+        ("optimiser.lr=0.1", "unknown setting 'optimiser'; did you mean 'optimizer.lr'"),
+        ("trainign.epochs=2", "unknown setting 'trainign'; did you mean 'training.epochs'"),
         ("training.epochs=two", "training.epochs: expected a whole number, found 'two'"),
         ("training.epochs=1.5", "training.epochs: expected a whole number, found 1.5"),
         ("training.epochs=0", "training.epochs must be at least 1, found 0"),

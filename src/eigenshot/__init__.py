@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from eigenshot.errors import UserError
     from eigenshot.estimator import DeepLaplacianEigenmaps
     from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
+    from eigenshot.evaluation.logistic import LogisticFit, fit_logistic
     from eigenshot.methods import Method
     from eigenshot.networks import create_backbone, list_backbones
 
@@ -22,10 +23,12 @@ __all__ = [
     "DeepLaplacianEigenmaps",
     "Encoder",
     "FewShotResult",
+    "LogisticFit",
     "Method",
     "UserError",
     "create_backbone",
     "evaluate_fewshot",
+    "fit_logistic",
     "list_backbones",
     "load_encoder",
     "load_folder",
@@ -37,10 +40,12 @@ _PLACES = {
     "DeepLaplacianEigenmaps": "eigenshot.estimator",
     "Encoder": "eigenshot.encoder",
     "FewShotResult": "eigenshot.evaluation.fewshot",
+    "LogisticFit": "eigenshot.evaluation.logistic",
     "Method": "eigenshot.methods",
     "UserError": "eigenshot.errors",
     "create_backbone": "eigenshot.networks",
     "evaluate_fewshot": "eigenshot.evaluation.fewshot",
+    "fit_logistic": "eigenshot.evaluation.logistic",
     "list_backbones": "eigenshot.networks",
     "load_encoder": "eigenshot.encoder",
     "load_folder": "eigenshot.data.folder",

@@ -43,8 +43,6 @@ def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options that stand before a command."""
-    # A user's own method or backbone lies beside them, not beside this program.
-    sys.path.insert(0, os.getcwd())
 
 
 @app.command()
@@ -100,6 +98,9 @@ def pretrain(
     from eigenshot.training.pretrain import duration
     from eigenshot.training.pretrain import pretrain as run_pretraining
 
+    if ":" in f"{method}{backbone}":
+        # A user's own code lies beside them, not beside this program; ours still comes first.
+        sys.path.append(os.getcwd())
     given: dict[str, Any] = {
         "method.name": method,
         "backbone.name": backbone,
@@ -178,17 +179,13 @@ def main() -> NoReturn:
     except UserError as error:
         _stop(str(error), 2, debug)
     except TrainingDiverged as error:
-        _stop(
-            f"training diverged: {error}. The last good checkpoint stands; "
-            "try a lower learning rate (--set optimizer.lr=…) or a smaller gamma",
-            1,
-            debug,
-        )
+        way_out = "start again in another --out with a lower --set optimizer.lr or a smaller gamma"
+        _stop(f"training diverged: {error}. To go on, {way_out}", 1, debug)
     except Exception as error:
         from eigenshot.training.loop import Interrupted
 
         if isinstance(error, Interrupted):
-            _stop("interrupted; the same command with --resume goes on from here", 130, False)
+            _stop(str(error), 130, False)
         _stop(f"{type(error).__name__}: {error} (--debug shows where)", 1, debug)
     sys.exit(0)
 
@@ -197,5 +194,6 @@ def _stop(message: str, code: int, debug: bool) -> NoReturn:
     """End with a message; inside an except block ``debug`` lets the traceback through."""
     if debug:
         raise
-    _stderr.print(f"error: {message}" if code != 130 else message, markup=False, highlight=False)
+    text = f"error: {message}" if code != 130 else message
+    _stderr.print(text, markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)

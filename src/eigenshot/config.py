@@ -67,7 +67,7 @@ class OptimizerConfig:
     lr: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    warmup_epochs: float = 0.0
+    warmup_epochs: float = 0.0  # at most half the run
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state is written, besides the end of every epoch. Zero: never in between."""
+    """When the state is written, besides the end of the run and an interruption. Zero: never."""
 
     every_steps: int = 0
     every_minutes: float = 5.0

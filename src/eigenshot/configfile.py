@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from eigenshot.config import Config
+from eigenshot.config import Config, flatten
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.options import coerce
 
@@ -52,11 +52,12 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
     table = read_recipe(recipe)
     if not isinstance(overrides, Mapping):
         overrides = dict(parse_override(text) for text in overrides)
-    for section in ("backbone", "method"):
+    for section, name in (("backbone", "name"), ("method", "name"), ("augment", "kind")):
         # Options belong to what they are options of: another network has other ones.
-        name = overrides.get(f"{section}.name")
-        if name is not None and name != table.get(section, {}).get("name"):
-            table.setdefault(section, {}).pop("options", None)
+        asked = overrides.get(f"{section}.{name}")
+        if asked is not None and asked != table.get(section, {}).get(name):
+            for options in ("options", "view_a", "view_b"):
+                table.setdefault(section, {}).pop(options, None)
     for key, value in overrides.items():
         _set(table, key, value)
     return config_from_table(table)
@@ -96,12 +97,7 @@ def _build(kind: type, table: Mapping[str, Any], prefix: str) -> Any:
     values = {}
     for key, value in table.items():
         if key not in hints:
-            every = _all_keys(Config, "")
-            # The nearest full name, else the nearest in this section: "optimiser.lr", "epoch".
-            raise UserError(
-                f"unknown setting '{prefix}{key}'"
-                + did_you_mean(f"{prefix}{key}", every if len(prefix + key) > 3 else hints)
-            )
+            raise UserError(f"unknown setting '{prefix}{key}'{_nearest_key(prefix, key, value)}")
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"'{prefix}{key}' is a section, found {value!r}")
@@ -109,6 +105,17 @@ def _build(kind: type, table: Mapping[str, Any], prefix: str) -> Any:
         else:
             values[key] = coerce(value, hints[key], f"{prefix}{key}")
     return kind(**values)
+
+
+def _nearest_key(prefix: str, key: str, value: Any) -> str:
+    """The hint for an unknown key: the same name in another section, else the nearest spelling."""
+    wanted = flatten({key: value}, prefix) if isinstance(value, Mapping) else {f"{prefix}{key}": 0}
+    every = _all_keys(Config, "")
+    for name in wanted:
+        elsewhere = [known for known in every if known.split(".")[-1] == name.split(".")[-1]]
+        if elsewhere:
+            return f"; did you mean '{elsewhere[0]}'?"
+    return did_you_mean(next(iter(wanted), f"{prefix}{key}"), every)
 
 
 def _all_keys(kind: type, prefix: str) -> list[str]:

@@ -67,6 +67,8 @@ class Encoder:
             ``(N, H, W, C)`` or ``(N, C, H, W)``; resized to what the encoder was trained on.
         progress : called with the number of images done and of all.
         """
+        if batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, found {batch_size}")
         source = as_images(
             images, image_size=self.preprocessing.image_size, channels=self.preprocessing.channels
         )
@@ -119,12 +121,13 @@ def encoder_path(path: str | Path) -> Path:
     return file
 
 
-def load_encoder(path: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
+def load_encoder(path: str | Path, *, backbone: nn.Module | str | None = None) -> Encoder:
     """Read an encoder from its file or from a run folder. No code in the file is ever run.
 
     Parameters
     ----------
-    backbone : the module, for an encoder that was trained with a user's own one.
+    backbone : for an encoder that was trained with a user's own network, the module or its
+        ``"package.module:Factory"``.
     """
     file = encoder_path(path)
     tensors, header = read_tensors(file, kind=FORMAT)
@@ -142,24 +145,27 @@ def load_encoder(path: str | Path, *, backbone: nn.Module | None = None) -> Enco
         raise CorruptFileError(
             f"'{file}' is no encoder of ours: {error!r} in its header"
         ) from error
-    if backbone is not None:
-        network = as_backbone(
-            backbone, in_channels=preprocessing.channels, image_size=preprocessing.image_size
-        )
+    channels, size = preprocessing.channels, preprocessing.image_size
+    if isinstance(backbone, str):
+        own_size = {"image_size": size} if ":" in backbone else {}
+        network = create_backbone(backbone, in_channels=channels, **own_size, **options)
+    elif backbone is not None:
+        network = as_backbone(backbone, in_channels=channels, image_size=size)
     elif name == "custom" or ":" in name:
         raise UserError(
-            f"'{file}' was trained with a backbone of its user's ({name}); "
-            "load it with load_encoder(path, backbone=module)"
+            f"'{file}' was trained with a backbone of its user's ({name}); bring it along: "
+            "load_encoder(path, backbone=module), or --backbone package.module:Factory"
         )
     else:
-        network = create_backbone(name, in_channels=preprocessing.channels, **options)
+        network = create_backbone(name, in_channels=channels, **options)
     load_weights(network, tensors, str(file))
     network.eval()
     return Encoder(network, preprocessing, architecture, dict(header.get("provenance", {})))
 
 
-def load_weights(backbone: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
+def load_weights(backbone: Backbone, tensors: dict[str, Tensor], origin: str) -> None:
     """Fill ``backbone``; names or shapes that do not fit are listed in the error."""
+    tensors = {backbone.own_key(name): tensor for name, tensor in tensors.items()}
     wanted = backbone.state_dict()
     missing = sorted(set(wanted) - set(tensors))
     surplus = sorted(set(tensors) - set(wanted))
@@ -182,8 +188,8 @@ def load_weights(backbone: nn.Module, tensors: dict[str, Tensor], origin: str) -
     backbone.load_state_dict(tensors)
 
 
-def initialise_from(backbone: nn.Module, path: str | Path) -> None:
-    """Start ``backbone`` from an encoder file, or from a state dict.
+def initialise_from(backbone: Backbone, path: str | Path) -> None:
+    """Start ``backbone`` from an encoder file, a checkpoint of a run, or a state dict.
 
     A state dict is read from safetensors, or from a ``torch.save`` file with weights only, which
     holds tensors and cannot run code.
@@ -191,6 +197,11 @@ def initialise_from(backbone: nn.Module, path: str | Path) -> None:
     file = encoder_path(path)
     if file.suffix == ".safetensors":
         tensors, _ = read_tensors(file, kind=None)
+        within = "method.backbone."  # where a checkpoint keeps them
+        if any(name.startswith(within) for name in tensors):
+            tensors = {
+                n.removeprefix(within): t for n, t in tensors.items() if n.startswith(within)
+            }
     else:
         tensors = _read_state_dict(file)
     load_weights(backbone, tensors, str(file))

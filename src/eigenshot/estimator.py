@@ -15,6 +15,7 @@ from torch import nn
 
 from eigenshot.configfile import load_config
 from eigenshot.data.opening import is_benchmark
+from eigenshot.hardware import choose_device
 from eigenshot.reporter import ConsoleReporter, Reporter
 from eigenshot.training.pretrain import pretrain
 
@@ -119,5 +120,5 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> np.ndarray:
         """Features of images, ``(N, n_features_out_)``; takes what `Encoder.transform` takes."""
         check_is_fitted(self, "encoder_")
-        features: np.ndarray = self.encoder_.transform(X)
+        features: np.ndarray = self.encoder_.transform(X, device=choose_device(self.device))
         return features

@@ -69,10 +69,12 @@ class ConsoleReporter(Reporter):
         self._shown = 0.0
 
     def note(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
+        self.console.print(
+            f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
+        )
 
     def counting(self, what: str) -> Callable[[int, int], None]:
         bar = Progress(
@@ -134,6 +136,7 @@ class ConsoleReporter(Reporter):
             f"{record['images_per_second']:,.0f} images/s",
             highlight=False,
             markup=False,
+            soft_wrap=True,
         )
 
     def __exit__(

@@ -53,9 +53,9 @@ def test_a_dimension_without_variance_gives_zeros(batch: torch.Tensor) -> None:
 def test_running_statistics_are_those_of_batch_norm_and_serve_in_eval_mode(
     batch: torch.Tensor,
 ) -> None:
-    # The same eps, so that only the statistics could differ.
-    standardize, batch_norm = Standardize(6).double(), nn.BatchNorm1d(6, eps=1e-12, affine=False)
-    batch_norm.double()
+    # The same eps, so that only the statistics could differ; no momentum: a plain mean.
+    standardize = Standardize(6).double()
+    batch_norm = nn.BatchNorm1d(6, eps=1e-12, affine=False, momentum=None).double()
     for part in batch.split(8):
         standardize(part)
         batch_norm(part)
@@ -67,6 +67,11 @@ def test_running_statistics_are_those_of_batch_norm_and_serve_in_eval_mode(
     torch.testing.assert_close(standardize(batch), batch_norm.eval()(batch))
     assert torch.equal(standardize(batch[:1]), standardize(batch)[:1])
     assert torch.equal(standardize.running_mean, before)
+
+    standardize.train()
+    standardize.batches_seen.fill_(50)  # later a moving average, as in batch normalisation
+    standardize(batch)
+    torch.testing.assert_close(standardize.running_mean, 0.9 * before + 0.1 * batch.mean(dim=0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ def tiny(**changes: Any) -> Config:
     return load_config(
         "glyphs", {**TINY, **{key.replace("__", "."): v for key, v in changes.items()}}
     )
+
+
+TRAIN_CLASSES = 746
 
 
 class Recorder(Reporter):
@@ -75,7 +79,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_folder_holds_what_it_should(unbroken: Path) -> None:
     summary = json.loads((unbroken / "summary.json").read_text())
-    steps = 2 * (758 // 128)
+    steps = 2 * (TRAIN_CLASSES // 128)
     assert summary["steps"] == steps
     assert {"seconds", "images_per_second", "versions", "commit", "seed"} <= set(summary)
     metrics = [json.loads(line) for line in (unbroken / "metrics.jsonl").read_text().splitlines()]
@@ -163,10 +167,68 @@ class TestResume:
         assert "training.epochs: 2 in the run, 3 asked" in message
         assert "0.2 asked" in message
 
+    def test_without_its_checkpoint_a_finished_run_is_still_one(
+        self, unbroken: Path, tmp_path: Path
+    ) -> None:
+        run = shutil.copytree(unbroken, tmp_path / "run")
+        shutil.rmtree(run / "checkpoints")
+        content = (run / "encoder.safetensors").read_bytes()
+        with pytest.raises(UserError, match=r"training\.seed: 0 in the run, 7 asked"):
+            pretrain("glyphs", tiny(training__seed=7), run, resume=True, device="cpu")
+        pretrain("glyphs", tiny(), run, resume=True, device="cpu")
+        assert (run / "encoder.safetensors").read_bytes() == content
+
+    def test_a_fresh_start_leaves_nothing_of_an_older_run(
+        self, unbroken: Path, tmp_path: Path
+    ) -> None:
+        run = shutil.copytree(unbroken, tmp_path / "run")
+        (run / "data.json").unlink()  # as if killed before it was written
+        other, recorder = tiny(training__seed=9), Recorder(stop_at=2)
+        with pytest.raises(Interrupted):
+            pretrain("glyphs", other, run, resume=True, device="cpu", reporter=recorder)
+        assert not (run / "encoder.safetensors").exists()
+        assert not (run / "summary.json").exists()
+
+    def test_a_setting_beside_auto_is_not_ignored(self, tmp_path: Path) -> None:
+        images = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+        small = {"training.epochs": 1, "projector.width": 8}
+        run = tmp_path / "run"
+        pretrain(images, load_config("folder", small), run, device="cpu")
+        pretrain(images, load_config("folder", small), run, resume=True, device="cpu")
+        other = load_config("folder", {**small, "backbone.options.widths": [8, 8, 8, 16]})
+        with pytest.raises(UserError, match=r"backbone\.options\.widths: .* in the run"):
+            pretrain(images, other, run, resume=True, device="cpu")
+
+    def test_the_interval_of_checkpoints_may_change_and_leaves_no_trace(
+        self, unbroken: Path, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        with pytest.raises(Interrupted):
+            pretrain("glyphs", tiny(), run, device="cpu", reporter=Recorder(stop_at=3))
+        changed = tiny(checkpoint__every_steps=2, logging__tensorboard=True)
+        pretrain("glyphs", changed, run, resume=True, device="cpu")
+        content = (run / "encoder.safetensors").read_bytes()
+        assert content == (unbroken / "encoder.safetensors").read_bytes()
+
+    def test_the_best_checkpoint_survives_a_kill_before_it_was_linked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = tmp_path / "run"
+        with monkeypatch.context() as patch:
+            patch.setattr("eigenshot.training.checkpoint.link_or_copy", _die)
+            with pytest.raises(KeyboardInterrupt):
+                pretrain("glyphs", tiny(probe__kind="knn"), run, device="cpu")
+        assert not (run / "checkpoints" / "best.safetensors").exists()
+        pretrain("glyphs", tiny(probe__kind="knn"), run, resume=True, device="cpu")
+        _, header = read_tensors(run / "checkpoints" / "best.safetensors", kind=None)
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        best = max(records, key=lambda record: record["probe_accuracy"])
+        assert header["step"] == best["step"]
+
     def test_other_images_are_noticed(self, unbroken: Path) -> None:
         images = np.zeros((130, 28, 28), np.uint8)
         config = load_config(str(unbroken / "config.toml"))
-        with pytest.raises(UserError, match=r"the images: 758 of 'glyphs .train.' in the run, 130"):
+        with pytest.raises(UserError, match=r"the images: 746 of 'glyphs .train.' in the run, 130"):
             pretrain(images, config, unbroken, resume=True, device="cpu")
 
     def test_a_folder_with_a_run_is_not_overwritten(self, unbroken: Path) -> None:
@@ -178,6 +240,10 @@ class TestResume:
         file.touch()
         with pytest.raises(UserError, match="is a file; --out needs a folder"):
             pretrain("glyphs", tiny(), file, device="cpu")
+
+
+def _die(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 class TestDamage:
@@ -258,12 +324,13 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) ->
             "checkpoint.every_steps": 2,
         },
     )
-    with pytest.raises(TrainingDiverged, match="no longer finite"):
+    with pytest.raises(TrainingDiverged, match="no longer finite") as caught:
         pretrain("glyphs", config, tmp_path / "run", device="cpu")
     tensors, header = read_tensors(
         tmp_path / "run" / "checkpoints" / "last.safetensors", kind="eigenshot-checkpoint"
     )
     assert header["step"] == 6
+    assert "the last good checkpoint stands in" in str(caught.value)
     assert all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
 
 
@@ -279,14 +346,21 @@ class TestProbe:
         assert "probe_accuracy" not in first
         assert 0 < second["probe_accuracy"] <= 100
         assert 0 < second["interclass_transition"] <= 1
-        plain, _ = read_tensors(unbroken / "encoder.safetensors", kind=None)
-        probed, _ = read_tensors(tmp_path / "run" / "encoder.safetensors", kind=None)
-        assert all(torch.equal(plain[name], probed[name]) for name in plain)
+        probed = (tmp_path / "run" / "encoder.safetensors").read_bytes()
+        assert probed == (unbroken / "encoder.safetensors").read_bytes()
 
     def test_it_needs_labels(self, tmp_path: Path) -> None:
         images = np.zeros((130, 28, 28), np.uint8)
         with pytest.raises(UserError, match="the probe needs labelled images"):
             pretrain(images, tiny(probe__kind="knn"), tmp_path / "run", device="cpu")
+
+    def test_what_cannot_be_probed_is_refused_before_training(self, tmp_path: Path) -> None:
+        labels = np.array([0] * 9 + [1])
+        np.savez(tmp_path / "val.npz", images=np.zeros((10, 28, 28), np.uint8), labels=labels)
+        config = tiny(probe__kind="fewshot", probe__data=str(tmp_path / "val.npz"))
+        with pytest.raises(UserError, match="class '1' has 1 images, but 1 shots"):
+            pretrain("glyphs", config, tmp_path / "run", device="cpu")
+        assert not (tmp_path / "run").exists()
 
 
 def test_tensorboard_when_asked(tmp_path: Path) -> None:
@@ -316,6 +390,37 @@ class Plain(nn.Module):
         return self.layers(x)
 
 
+def test_no_path_is_inside_the_encoder(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "val.npz", images=np.zeros((40, 28, 28), np.uint8), labels=np.arange(40) % 4
+    )
+    config = tiny(probe__kind="knn", probe__data=str(tmp_path / "val.npz"), training__epochs=1)
+    pretrain("glyphs", config, tmp_path / "run", device="cpu")
+    assert str(tmp_path).encode() not in (tmp_path / "run" / "encoder.safetensors").read_bytes()
+
+
+def test_few_steps_are_no_collapse(tmp_path: Path) -> None:
+    """Running statistics are stale then; the embedding itself is not to blame."""
+    images = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
+    recorder = Recorder()
+    config = load_config("folder", {"training.epochs": 1, "training.batch_size": 32})
+    run = pretrain(images, config, tmp_path / "run", device="cpu", reporter=recorder)
+    assert recorder.warnings == []
+    assert run.summary["final"]["z_std_mean"] == pytest.approx(1, abs=1e-3)
+
+
+def test_tensorboard_keeps_every_epoch_through_a_resume(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = tiny(logging__tensorboard=True, training__epochs=3)
+    with pytest.raises(Interrupted):
+        pretrain("glyphs", config, tmp_path / "run", device="cpu", reporter=Recorder(stop_at=5))
+    pretrain("glyphs", config, tmp_path / "run", resume=True, device="cpu")
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("loss")] == [5, 10, 15]
+
+
 def test_any_module_is_a_backbone(tmp_path: Path) -> None:
     run = pretrain("glyphs", tiny(), tmp_path / "run", backbone=Plain(), device="cpu")
     images = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
@@ -325,12 +430,25 @@ def test_any_module_is_a_backbone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.encoder.transform(images), again.transform(images))
 
 
+def test_a_backbone_by_name_is_trained_loaded_and_started_from(tmp_path: Path) -> None:
+    """It takes 28×28 only, so it must be tried on the images' own size."""
+    name = "tests.training.test_pretrain:Plain"
+    config = tiny(**{"backbone.name": name, "backbone.options": {}, "training.epochs": 1})
+    run = pretrain("glyphs", config, tmp_path / "run", device="cpu")
+    images = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
+    again = load_encoder(tmp_path / "run", backbone=name)
+    np.testing.assert_array_equal(run.encoder.transform(images), again.transform(images))
+    torch.save(Plain().state_dict(), tmp_path / "theirs.pt")
+    pretrain("glyphs", config, tmp_path / "b", initial=tmp_path / "theirs.pt", device="cpu")
+
+
 class TestInit:
     def test_from_an_encoder_and_from_a_state_dict(self, unbroken: Path, tmp_path: Path) -> None:
         frozen = tiny(optimizer__lr=0.0, optimizer__weight_decay=0.0, training__epochs=1)
         weights, _ = read_tensors(unbroken / "encoder.safetensors", kind=None)
         torch.save(weights, tmp_path / "weights.pt")
-        for name, file in (("a", unbroken), ("b", tmp_path / "weights.pt")):
+        checkpoint = unbroken / "checkpoints" / "best.safetensors"
+        for name, file in (("a", unbroken), ("b", tmp_path / "weights.pt"), ("c", checkpoint)):
             pretrain("glyphs", frozen, tmp_path / name, initial=file, device="cpu")
             found, _ = read_tensors(tmp_path / name / "encoder.safetensors", kind=None)
             for key, value in weights.items():

@@ -19,14 +19,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eigenshot"
 
 
-def load_cached(key: str, *, shape: tuple[int, ...]) -> np.ndarray | None:
+def load_cached(key: str, *, shape: tuple[int, ...] | None = None) -> np.ndarray | None:
     """The uint8 array kept under ``key``, or None where it is missing or not of ``shape``."""
     try:
         with np.load(cache_folder() / f"{key}.npz", allow_pickle=False) as stored:
             array = stored["array"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    return array if array.shape == shape and array.dtype == np.uint8 else None
+    fits = array.dtype == np.uint8 and (shape is None or array.shape == shape)
+    return array if fits else None
 
 
 def store_cached(key: str, array: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -28,8 +29,8 @@ SPLITS = {"train": (0.0, 0.64), "validation": (0.64, 0.80), "test": (0.80, 1.0)}
 SIDE = 28
 _OVERSAMPLING = 2  # glyphs are drawn at twice the size and averaged down once
 _SCRIPTS = ("LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN")
-_REFERENCE_FACE = "DejaVuSans.ttf"
-_VERSION = 1  # raise when the drawing changes, so that old caches are not used
+_REFERENCE_SIZE = 48  # at which drawings are compared
+_VERSION = 2  # raise when the drawing changes, so that old caches are not used
 
 
 def _font_folder() -> Path:
@@ -70,27 +71,53 @@ def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
 def glyph_classes() -> tuple[str, ...]:
     """One character a class, in code point order; characters drawn identically are one class.
 
-    Two characters are the same when DejaVu Sans draws them with the same ink, wherever the ink
+    Two characters are the same when any one face draws them with the same ink, wherever the ink
     lies: a drawing is centred, so place tells nothing.
     """
+    kept = load_cached(f"glyph-classes-{_versions()}")
+    if kept is not None:
+        return tuple(kept.tobytes().decode())
+    characters = _merge_twins()
+    store_cached(f"glyph-classes-{_versions()}", np.frombuffer("".join(characters).encode(), "u1"))
+    return characters
+
+
+def _versions() -> str:
+    """Another matplotlib brings other outlines, another Pillow may rasterise them otherwise."""
+    return f"v{_VERSION}-matplotlib{matplotlib.__version__}-pillow{Image.__version__}"
+
+
+def _merge_twins() -> tuple[str, ...]:
+    """The smallest character of every group that some face does not tell apart."""
     dejavu = [codes for face, codes in _faces().items() if face.startswith("DejaVu")]
-    font = _font(_REFERENCE_FACE, 64)
-    seen: set[tuple[tuple[int, int], bytes]] = set()
-    characters = []
-    for code in sorted(frozenset.intersection(*dejavu)):
-        if not _is_candidate(code):
-            continue
-        mask = font.getmask(chr(code), mode="L")
-        picture = Image.frombytes("L", mask.size, bytes(mask))
-        box = picture.getbbox()
-        if box is None:
-            continue
-        ink = picture.crop(box)
-        key = (ink.size, ink.tobytes())
-        if key not in seen:
-            seen.add(key)
-            characters.append(chr(code))
-    return tuple(characters)
+    codes = [code for code in sorted(frozenset.intersection(*dejavu)) if _is_candidate(code)]
+    first_with: dict[tuple[str, tuple[int, int], bytes], int] = {}
+    merged: dict[int, int] = {}
+    for code in codes:
+        twins = {_root(merged, first_with.setdefault((*look,), code)) for look in _looks(code)}
+        if twins:  # a character without ink is no class
+            merged[code] = min(twins)
+            merged.update({twin: min(twins) for twin in twins})
+    return tuple(chr(code) for code, smallest in merged.items() if code == smallest)
+
+
+def _root(merged: dict[int, int], code: int) -> int:
+    """The smallest character that ``code`` is the same as, through others if need be."""
+    while merged.get(code, code) != code:
+        code = merged[code]
+    return code
+
+
+def _looks(code: int) -> Iterator[tuple[str, tuple[int, int], bytes]]:
+    """What a character looks like in each face that has it: the face, and its ink."""
+    for face, known in _faces().items():
+        if code in known:
+            mask = _font(face, _REFERENCE_SIZE).getmask(chr(code), mode="L")
+            picture = Image.frombytes("L", mask.size, bytes(mask))
+            box = picture.getbbox()
+            if box is not None:
+                ink = picture.crop(box)
+                yield face, ink.size, ink.tobytes()
 
 
 def split_classes(split: str) -> tuple[str, ...]:
@@ -146,11 +173,7 @@ def load_glyphs(split: str = "train", *, per_class: int = 20, seed: int = 0) -> 
     if per_class < 1:
         raise UserError(f"per_class must be at least 1, found {per_class}")
     characters = split_classes(split)
-    # Another matplotlib brings other outlines, another Pillow may rasterise them otherwise.
-    key = (
-        f"glyphs-v{_VERSION}-{split}-{per_class}-{seed}"
-        f"-matplotlib{matplotlib.__version__}-pillow{Image.__version__}"
-    )
+    key = f"glyphs-{split}-{per_class}-{seed}-{_versions()}"
     cached = load_cached(key, shape=(len(characters) * per_class, 1, SIDE, SIDE))
     if cached is None:
         cached = np.empty((len(characters), per_class, 1, SIDE, SIDE), dtype=np.uint8)

@@ -62,13 +62,29 @@ def draw_episodes(
             f"class '{name}' has {counts[worst]} images, but {shots} shots + {queries} queries "
             f"need {needed}; use fewer queries, or leave that class out"
         )
-    members = [np.flatnonzero(labels == label) for label in classes]
     generator = numpy_generator(seed, "episodes", ways, shots, queries)
     # Sorting uniform keys draws without replacement, for all episodes in one call.
     chosen = generator.random((episodes, len(classes))).argsort(axis=1, kind="stable")[:, :ways]
-    picked = np.empty((episodes, ways, needed), dtype=np.int64)
-    for episode, row in enumerate(chosen):
-        for way, position in enumerate(row):
-            keys = generator.random(len(members[position]))
-            picked[episode, way] = members[position][keys.argsort(kind="stable")[:needed]]
+    ranks = _distinct(counts[chosen].ravel(), needed, generator)
+    # Images in order of their class; a class begins where the smaller ones end.
+    members = np.argsort(labels, kind="stable")
+    begins = np.cumsum(counts) - counts
+    picked = members[begins[chosen].reshape(-1, 1) + ranks].reshape(episodes, ways, needed)
     return Episodes(picked[:, :, :shots], picked[:, :, shots:])
+
+
+def _distinct(sizes: np.ndarray, needed: int, generator: np.random.Generator) -> np.ndarray:
+    """``needed`` distinct numbers below each of ``sizes`` in random order, ``(len, needed)``.
+
+    Floyd's sampling, one round for all rows: of the numbers up to ``top`` draw one, and take
+    ``top`` itself where that one is taken already. Its order is not random, so it is shuffled.
+    """
+    taken = np.empty((len(sizes), needed), dtype=np.int64)
+    uniform = generator.random((len(sizes), needed))
+    for turn in range(needed):
+        top = sizes - needed + turn
+        drawn = (uniform[:, turn] * (top + 1)).astype(np.int64)
+        again = (taken[:, :turn] == drawn[:, None]).any(axis=1)
+        taken[:, turn] = np.where(again, top, drawn)
+    order = generator.random(taken.shape).argsort(axis=1, kind="stable")
+    return np.take_along_axis(taken, order, axis=1)

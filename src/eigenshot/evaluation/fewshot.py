@@ -1,15 +1,22 @@
-"""Few-shot accuracy of frozen features: a small classifier a task, over many tasks."""
+"""Few-shot accuracy of frozen features, over thousands of tasks in one batched computation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
+from scipy import stats
+from torch import Tensor
 
 from eigenshot.errors import UserError
-from eigenshot.evaluation.episodes import draw_episodes
+from eigenshot.evaluation.classifiers import Classifier, get_classifier
+from eigenshot.evaluation.episodes import Episodes, draw_episodes
+from eigenshot.evaluation.transforms import Transform, transform_features
+
+Interval = Literal["normal", "student"]
+_CHUNK_BYTES = 64 * 2**20  # of gathered features: larger chunks leave the cache and gain nothing
 
 
 @dataclass(frozen=True)
@@ -25,9 +32,12 @@ class FewShotResult:
     ways: int
     shots: int
     queries: int
+    classifier: str = "logistic"
+    transductive: bool = False
 
     def __str__(self) -> str:
-        return f"{self.accuracy:.2f} ± {self.ci95:.2f} %"
+        marked = " (transductive)" if self.transductive else ""
+        return f"{self.accuracy:.2f} ± {self.ci95:.2f} %{marked}"
 
     def summary(self) -> dict[str, float | int]:
         """What goes into a result file."""
@@ -39,8 +49,8 @@ class FewShotResult:
 
 
 def evaluate_fewshot(
-    features: np.ndarray | torch.Tensor,
-    labels: np.ndarray | torch.Tensor,
+    features: np.ndarray | Tensor,
+    labels: np.ndarray | Tensor,
     *,
     ways: int = 5,
     shots: int = 1,
@@ -49,29 +59,42 @@ def evaluate_fewshot(
     C: float = 1.0,
     normalize: bool = True,
     seed: int = 0,
+    classifier: str = "logistic",
+    options: dict[str, Any] | None = None,
+    transform: Transform | None = None,
+    base_mean: np.ndarray | Tensor | None = None,
+    support_views: np.ndarray | Tensor | None = None,
+    interval: Interval = "normal",
     class_names: tuple[str, ...] = (),
+    device: torch.device | str | None = None,
 ) -> FewShotResult:
-    """Accuracy of regularised logistic regression over seeded few-shot episodes.
+    """Accuracy of a small classifier over seeded few-shot episodes.
 
     Parameters
     ----------
     features : ``(N, d)``.
     labels : ``(N,)`` integers.
     ways, shots, queries : classes a task, and support and query images a class.
-    C : inverse strength of the L2 penalty, as in scikit-learn.
-    normalize : scale every feature vector to unit length first.
+    C : inverse strength of the L2 penalty of ``logistic`` and ``ridge``, as in scikit-learn.
+    normalize : scale every feature vector to unit length; `transform` overrides it.
     seed : of the episodes; the same seed gives the same tasks for every encoder.
+    classifier : a name of `eigenshot.evaluation.classifiers.CLASSIFIERS`.
+    options : further options of the classifier.
+    transform : ``"none"``, ``"l2"``, ``"power"`` or ``"centre"``, the last with `base_mean`
+        ``(d,)``, the mean feature of the training images.
+    support_views : ``(N, k, d)``, features of k random views of each image; they join the support.
+    interval : ``"normal"`` or ``"student"`` (Student's t, wider for few episodes).
+    device : where to compute; by default where the features are.
 
     Returns
     -------
     FewShotResult
-        mean accuracy and the half-width of its normal 95 % interval, in percent.
+        mean accuracy and the half-width of its 95 % interval, in percent.
     """
     table, targets = checked_features(features, labels)
     if not C > 0:
         raise UserError(f"C must be positive, found {C}")
-    if normalize:
-        table = unit_length(table)
+    chosen, checked = get_classifier(classifier, _with_strength(classifier, C, options))
     tasks = draw_episodes(
         targets,
         ways=ways,
@@ -81,36 +104,114 @@ def evaluate_fewshot(
         seed=seed,
         class_names=class_names,
     )
-    per_episode = np.empty(episodes)
-    for index in range(episodes):
-        predicted = classify_episode(table, tasks.support[index], tasks.query[index], C=C)
-        per_episode[index] = 100.0 * np.mean(predicted == np.arange(ways)[:, None])
-    spread = per_episode.std(ddof=1) if episodes > 1 else 0.0
+    prepared = _Prepared(
+        table, transform or ("l2" if normalize else "none"), base_mean, support_views, device
+    )
+    per_episode = 100.0 * _accuracies(prepared, tasks, chosen, checked)
     return FewShotResult(
         accuracy=float(per_episode.mean()),
-        ci95=float(1.96 * spread / np.sqrt(episodes)),
+        ci95=half_width(per_episode, interval),
         per_episode=per_episode,
         ways=ways,
         shots=shots,
         queries=queries,
+        classifier=classifier,
+        transductive=chosen.transductive,
     )
 
 
-def classify_episode(
-    features: np.ndarray, support: np.ndarray, query: np.ndarray, *, C: float = 1.0
-) -> np.ndarray:
-    """Predicted class of every query of one task, ``(ways, queries)``.
+def _with_strength(classifier: str, C: float, options: dict[str, Any] | None) -> dict[str, Any]:
+    given = dict(options or {})
+    return {"C": C, **given} if classifier in ("logistic", "ridge") else given
 
-    Parameters
-    ----------
-    features : ``(N, d)``.
-    support, query : indices ``(ways, shots)`` and ``(ways, queries)``.
+
+class _Prepared:
+    """Transformed features on the device, ready to be gathered."""
+
+    def __init__(
+        self,
+        table: np.ndarray,
+        transform: Transform,
+        base_mean: np.ndarray | Tensor | None,
+        support_views: np.ndarray | Tensor | None,
+        device: torch.device | str | None,
+    ) -> None:
+        # Sums over hundreds of features are exact enough in float32; small systems are float64.
+        features = torch.as_tensor(table, device=device).float()
+        mean = None if base_mean is None else torch.as_tensor(base_mean).to(features)
+        self.features = transform_features(features, transform, mean)
+        self.views: Tensor | None = None
+        if support_views is not None:
+            views = torch.as_tensor(support_views).to(features)
+            if views.ndim != 3 or (views.shape[0], views.shape[2]) != tuple(features.shape):
+                raise UserError(
+                    f"expected support views of shape ({len(features)}, k, {features.shape[1]}), "
+                    f"found {tuple(views.shape)}"
+                )
+            self.views = transform_features(views, transform, mean)
+
+    def support(self, indices: Tensor) -> Tensor:
+        """Features of the support ``(B, ways·shots)``, their views among them: ``(B, n, d)``."""
+        plain = self.features[indices]
+        if self.views is None:
+            return plain
+        together = torch.cat([plain[:, :, None], self.views[indices]], dim=2)
+        return together.flatten(1, 2)
+
+    @property
+    def copies(self) -> int:
+        """Rows of support for one image."""
+        return 1 if self.views is None else 1 + self.views.shape[1]
+
+
+def _accuracies(
+    prepared: _Prepared, tasks: Episodes, classifier: Classifier, options: dict[str, Any]
+) -> np.ndarray:
+    """Share of right answers of each task, ``(episodes,)``; in chunks, so memory is bounded."""
+    _, ways, shots = tasks.support.shape
+    queries = tasks.query.shape[2]
+    device = prepared.features.device
+    rows = ways * (shots * prepared.copies + queries)
+    chunk = max(1, _CHUNK_BYTES // (4 * rows * prepared.features.shape[1]))
+    labels = torch.arange(ways, device=device).repeat_interleave(shots * prepared.copies)
+    answers = torch.arange(ways, device=device).repeat_interleave(queries)
+    shares = []
+    for start in range(0, len(tasks), chunk):
+        part = slice(start, start + chunk)
+        support = torch.from_numpy(tasks.support[part]).flatten(1).to(device)
+        query = torch.from_numpy(tasks.query[part]).flatten(1).to(device)
+        scores = classifier.scores(
+            prepared.support(support), labels, prepared.features[query], **options
+        )
+        shares.append((scores.argmax(dim=2) == answers).double().mean(dim=1))
+    result: np.ndarray = torch.cat(shares).cpu().numpy()
+    return result
+
+
+def half_width(values: np.ndarray, interval: Interval = "normal") -> float:
+    """Half the width of the 95 % interval of the mean of ``(n,)`` values."""
+    if interval not in ("normal", "student"):
+        raise UserError(f"unknown interval '{interval}'; known: normal, student")
+    if len(values) < 2:
+        return 0.0
+    factor = 1.96 if interval == "normal" else float(stats.t.ppf(0.975, len(values) - 1))
+    return float(factor * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def paired_difference(
+    one: FewShotResult, other: FewShotResult, interval: Interval = "normal"
+) -> tuple[float, float]:
+    """Mean of ``one − other`` over the same episodes, and the half-width of its 95 % interval.
+
+    On the same tasks most of the spread is common to both and cancels.
     """
-    ways, shots = support.shape
-    classifier = LogisticRegression(C=C, max_iter=1000)
-    classifier.fit(features[support.ravel()], np.repeat(np.arange(ways), shots))
-    predicted: np.ndarray = classifier.predict(features[query.ravel()])
-    return predicted.reshape(query.shape)
+    if one.per_episode.shape != other.per_episode.shape:
+        raise UserError(
+            "a paired difference needs the same episodes, found "
+            f"{len(one.per_episode)} and {len(other.per_episode)}"
+        )
+    difference = one.per_episode - other.per_episode
+    return float(difference.mean()), half_width(difference, interval)
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:
@@ -120,7 +221,7 @@ def unit_length(features: np.ndarray) -> np.ndarray:
 
 
 def checked_features(
-    features: np.ndarray | torch.Tensor, labels: np.ndarray | torch.Tensor
+    features: np.ndarray | Tensor, labels: np.ndarray | Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features as float64 ``(N, d)`` and labels as int64 ``(N,)``, or a sentence saying why not."""
     table = np.asarray(_on_host(features), dtype=np.float64)
@@ -140,5 +241,8 @@ def checked_features(
     return table, targets.astype(np.int64)
 
 
-def _on_host(values: np.ndarray | torch.Tensor) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+def _on_host(values: np.ndarray | Tensor) -> np.ndarray:
+    if not isinstance(values, Tensor):
+        return values
+    on_host = values.detach().cpu()
+    return (on_host.float() if on_host.dtype == torch.bfloat16 else on_host).numpy()

@@ -9,6 +9,7 @@ from eigenshot.data.opening import is_benchmark, open_source
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
+from eigenshot.evaluation.features import extract_features
 from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
@@ -44,15 +45,16 @@ def fewshot_of_run(
     episodes: int = 1000,
     C: float = 1.0,
     seed: int = 0,
+    backbone: str | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> list[FewShotResult]:
     """Few-shot accuracy of the encoder in ``run`` on labelled ``data``, one result a shot."""
     reporter = reporter or Reporter()
     chosen = choose_device(device)
-    encoder = load_encoder(run)
+    encoder = load_encoder(run, backbone=backbone)
     source, labels = open_labelled(data, encoder, split, reporter)
-    features = encoder.transform(source, device=chosen, progress=reporter.counting("features"))
+    features = extract_features(encoder, source, device=chosen, reporter=reporter)
     return [
         evaluate_fewshot(
             features,

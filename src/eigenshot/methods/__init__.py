@@ -22,7 +22,9 @@ def list_methods() -> list[str]:
     return sorted(_METHODS)
 
 
-def create_method(name: str, backbone: Backbone, projector: nn.Module, **options: Any) -> nn.Module:
+def create_method(
+    name: str, backbone: Backbone, projector: nn.Module, /, **options: Any
+) -> nn.Module:
     """The method called ``name``, or a user's own given as ``package.module:Class``."""
     if ":" in name:
         method_class = import_factory(name, "method")

@@ -71,6 +71,10 @@ class Backbone(nn.Module):
             )
         return x.mean(dim=(2, 3))
 
+    def own_key(self, key: str) -> str:
+        """The name under which this backbone keeps the weight that a file calls ``key``."""
+        return key
+
     def _check_images(self, x: Tensor) -> None:
         if x.ndim != 4 or x.shape[1] != self.in_channels or min(x.shape[2:]) < self.min_size:
             raise UserError(
@@ -97,10 +101,11 @@ class AdoptedBackbone(Backbone):
     ) -> None:
         for key in list(state_dict):
             if key.startswith(prefix):
-                state_dict[prefix + self._own_key(key[len(prefix) :])] = state_dict.pop(key)
+                state_dict[prefix + self.own_key(key[len(prefix) :])] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
-    def _own_key(self, key: str) -> str:
+    def own_key(self, key: str) -> str:
+        """The name here of what ``key`` names in the user's module; names from here stay."""
         if any(key.startswith(f"{own}.") for own in self.stage_names.values()):
             return key
         for theirs, own in self.stage_names.items():

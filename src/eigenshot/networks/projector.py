@@ -12,7 +12,8 @@ from eigenshot.networks.layers import require_positive
 class Standardize(nn.Module):
     """Zero mean and unit (biased) variance in every dimension over the batch.
 
-    In eval mode running statistics stand in for those of the batch. The work is done in float32
+    In eval mode running statistics stand in for those of the batch: their mean over the first
+    batches, then a moving average. The work is done in float32
     at least, outside autocast: float64 stays float64, half precision becomes float32.
 
     ``eps`` lies far below any real variance. With the 1e-5 of batch normalisation, weight decay
@@ -22,6 +23,7 @@ class Standardize(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
+    batches_seen: Tensor
 
     def __init__(self, num_features: int, *, eps: float = 1e-12, momentum: float = 0.1) -> None:
         super().__init__()
@@ -31,6 +33,7 @@ class Standardize(nn.Module):
         self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(num_features))
         self.register_buffer("running_var", torch.ones(num_features))
+        self.register_buffer("batches_seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """``(batch, num_features)`` to the same shape."""
@@ -54,8 +57,11 @@ class Standardize(nn.Module):
 
     def _update_running_statistics(self, mean: Tensor, variance: Tensor, batch: int) -> None:
         unbiased = variance * (batch / (batch - 1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        # A plain mean at first: the values that the buffers start with mean nothing.
+        self.batches_seen += 1
+        share = (1 / self.batches_seen).clamp_min(self.momentum).to(self.running_mean.dtype)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"

@@ -29,11 +29,16 @@ FORMAT = "eigenshot-checkpoint"
 
 @dataclass
 class Progress:
-    """How far a run is: optimiser steps done, seconds spent, best score so far."""
+    """How far a run is: optimiser steps done, seconds spent, the best score and its step.
+
+    ``best_by`` says what was scored, ``"probe"`` or ``"loss"``: the two do not compare.
+    """
 
     step: int = 0
     seconds: float = 0.0
     best: float | None = None
+    best_step: int = -1
+    best_by: str = ""
 
 
 def save_checkpoint(
@@ -62,7 +67,7 @@ def save_checkpoint(
     header = {
         "step": progress.step,
         "seconds": progress.seconds,
-        "best": progress.best,
+        "best": [progress.best, progress.best_step, progress.best_by],
         "meter_count": count,
         "optimizer": scalars,
     }
@@ -82,12 +87,21 @@ def load_checkpoint(
             _unflatten_optimizer(_with_prefix(tensors, "optimizer."), header["optimizer"])
         )
         meter.restore(_with_prefix(tensors, "meter."), int(header["meter_count"]), device)
-        return Progress(int(header["step"]), float(header["seconds"]), header["best"])
+        _match_layout(optimizer)
+        return Progress(int(header["step"]), float(header["seconds"]), *header["best"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise CorruptFileError(
             f"checkpoint '{path}' does not fit this run: {first_line}"
         ) from error
+
+
+def _match_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Give the optimiser's tensors the memory layout of their parameters, as in an unbroken run."""
+    for parameter, slots in optimizer.state.items():
+        for name, value in slots.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                slots[name] = torch.empty_like(parameter).copy_(value)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -150,18 +164,27 @@ class Keeper:
         self._saved_step = step
         self._saved_time = time.monotonic()
 
+    def restore_best(self, progress: Progress) -> None:
+        """Finish what a kill between the last and the best checkpoint left undone."""
+        if progress.best_step == progress.step:
+            link_or_copy(self.folder.last, self.folder.best)
+
     def due(self, step: int) -> bool:
         """Whether enough steps or minutes have passed since the last checkpoint."""
         steps, minutes = self.settings.every_steps, self.settings.every_minutes
         waited = (time.monotonic() - self._saved_time) / 60
         return bool((steps and step - self._saved_step >= steps) or (minutes and waited >= minutes))
 
-    def save(self, meter: Meter, progress: Progress, score: float | None = None) -> None:
+    def save(
+        self, meter: Meter, progress: Progress, score: float | None = None, by: str = ""
+    ) -> None:
         """Write the last checkpoint; the best one becomes the same when ``score`` is the best."""
         meter.check_finite()
-        is_best = score is not None and (progress.best is None or score > progress.best)
+        is_best = score is not None and (
+            progress.best is None or progress.best_by != by or score > progress.best
+        )
         if is_best:
-            progress.best = score
+            progress.best, progress.best_step, progress.best_by = score, progress.step, by
         save_checkpoint(self.folder.last, self.method, self.optimizer, meter, progress)
         if is_best:
             link_or_copy(self.folder.last, self.folder.best)

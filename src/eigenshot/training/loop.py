@@ -27,7 +27,10 @@ _FINITE_CHECK_STEPS = 20
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; its checkpoint is written."""
+    """The run was asked to stop; its checkpoint is written. The message says how to go on."""
+
+    def __init__(self, way_on: str = "the same command with --resume goes on from here") -> None:
+        super().__init__(f"interrupted; {way_on}")
 
 
 def train(
@@ -42,6 +45,7 @@ def train(
     seed, batch = config.training.seed, int(config.training.batch_size)
     steps_an_epoch = len(source) // batch
     total_steps = config.training.epochs * steps_an_epoch
+    warmup_steps = round(config.optimizer.warmup_epochs * steps_an_epoch)
     optimizer = torch.optim.SGD(
         method.parameters(),
         lr=config.optimizer.lr,
@@ -55,6 +59,8 @@ def train(
         folder.drop_metrics_after(progress.step)
         reporter.note(f"going on from step {progress.step} of {total_steps}")
     keeper = Keeper(folder, method, optimizer, config.checkpoint, progress.step)
+    if going_on:
+        keeper.restore_best(progress)
     watch = _Stopwatch(progress, batch)
     health = _Health(parts, reporter)
 
@@ -69,7 +75,7 @@ def train(
                     progress.step,
                     base=config.optimizer.lr,
                     total_steps=total_steps,
-                    warmup_steps=round(config.optimizer.warmup_epochs * steps_an_epoch),
+                    warmup_steps=min(warmup_steps, total_steps // 2),
                 )
                 terms = step(progress.step, order[position * batch : (position + 1) * batch], rate)
                 meter.update(terms)
@@ -102,7 +108,12 @@ def train(
             meter.reset()
             ended = progress.step == total_steps or interruption.requested
             if ended or probed or keeper.due(progress.step):
-                keeper.save(meter, progress, record.get("probe_accuracy", -record["loss"]))
+                if "probe_accuracy" in record:
+                    keeper.save(meter, progress, record["probe_accuracy"], by="probe")
+                elif probe is None:
+                    keeper.save(meter, progress, -record["loss"], by="loss")
+                else:
+                    keeper.save(meter, progress)
             if interruption.requested and progress.step < total_steps:
                 raise Interrupted
     return progress
@@ -141,15 +152,24 @@ class _Health:
 
     @torch.no_grad()
     def __call__(self) -> Diagnostics:
-        """Diagnose the network as it is now, in evaluation mode; warn of a collapse once."""
+        """Diagnose the network as the loss sees it, on batches; warn of a collapse once.
+
+        In evaluation mode the first epochs would show how stale running statistics are. They are
+        put back afterwards, so that a look changes nothing.
+        """
         parts, method = self.parts, self.parts.method
         device, seed = parts.fabric.device, parts.config.training.seed
         images = parts.source.images(self.rows).to(device)
         views = parts.views(images, torch_generator(seed, "diagnostics", device=device))
         embed = getattr(method, "embed", parts.encoder.backbone)
-        method.eval()
-        embeddings = [torch.cat([embed(chunk) for chunk in view.split(128)]) for view in views]
-        method.train()
+        parts_of_view = -(-len(images) // int(parts.config.training.batch_size))
+        kept = [(buffer, buffer.clone()) for buffer in method.buffers()]
+        embeddings = [
+            torch.cat([embed(chunk) for chunk in view.tensor_split(parts_of_view)])
+            for view in views
+        ]
+        for buffer, value in kept:
+            buffer.copy_(value)
         if not all(bool(torch.isfinite(z).all()) for z in embeddings):
             raise TrainingDiverged("the embeddings are no longer finite")
         result = diagnose(*embeddings)

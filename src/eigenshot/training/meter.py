@@ -18,9 +18,7 @@ class Meter:
     def update(self, terms: dict[str, Tensor]) -> None:
         """Add one step's terms; float64, so that a long epoch loses nothing."""
         for name, value in terms.items():
-            value = value.detach().to(
-                torch.float32 if value.device.type == "mps" else torch.float64
-            )
+            value = value.detach().double()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         self.count += 1
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from types import TracebackType
 from typing import Any
 
 from eigenshot.config import LoggingConfig
 from eigenshot.errors import UserError
 from eigenshot.training.runfolder import RunFolder
+
+
+def check_tensorboard(settings: LoggingConfig) -> None:
+    """Refuse before anything is written when TensorBoard is asked for and not there."""
+    if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UserError(
+            "TensorBoard is not installed: pip install 'eigenshot[tensorboard]', "
+            "or leave logging.tensorboard off"
+        )
 
 
 class MetricsLog:
@@ -17,14 +27,11 @@ class MetricsLog:
         self.folder = folder
         self._board: Any = None
         if settings.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise UserError(
-                    "TensorBoard is not installed: pip install 'eigenshot[tensorboard]', "
-                    "or leave logging.tensorboard off"
-                ) from error
-            self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step)
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What was logged after the checkpoint happens again; what was logged at it stays.
+            purge = step + 1 if step else None
+            self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append ``record``, which has ``"step"`` and numbers by name."""

@@ -14,12 +14,13 @@ from torch import nn
 from eigenshot.config import Config
 from eigenshot.data.opening import is_benchmark, open_source
 from eigenshot.encoder import Encoder, encoder_path, initialise_from
-from eigenshot.errors import UserError
-from eigenshot.files import remove_leftovers, write_json
+from eigenshot.errors import TrainingDiverged, UserError
+from eigenshot.files import write_json
 from eigenshot.hardware import choose_device, environment
 from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.loop import train
+from eigenshot.training.metrics import check_tensorboard
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import (
@@ -30,6 +31,7 @@ from eigenshot.training.setup import (
     load_source,
     resolve_batch,
     resolve_size,
+    say_unreadable,
 )
 
 
@@ -64,7 +66,8 @@ def pretrain(
     backbone : a module of the caller's, instead of ``config.backbone``.
     """
     # Steps and trials seed torch's own generator; outside, the caller's stays as it was.
-    with torch.random.fork_rng(), reporter or Reporter() as shown:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices), reporter or Reporter() as shown:
         return _pretrain(data, config, RunFolder(out), resume, initial, backbone, device, shown)
 
 
@@ -80,31 +83,38 @@ def _pretrain(
 ) -> Run:
     if not resume:
         folder.check_free()
-    going_on = resume and folder.last.exists()
+    started = resume and folder.started
     chosen = choose_device(device)
-    if going_on:
+    check_tensorboard(config.logging)
+    if started:
         config = adopt_choices(config, folder.read_config())
     config = resolve_size(config, data, chosen)
     source = load_source(config, data, reporter)
     config = resolve_batch(config, source, chosen)
     parts = build(config, source, chosen, backbone=backbone, initial=initial)
-    probe = _open_probe(config, data)
+    probe = _open_probe(config, data, reporter)
     identity = _identity(parts, initial)
-    if going_on:
+    if started:
         folder.check_same(config, identity)
         if folder.finished:
             reporter.note(f"'{folder.path}' is finished already")
             return _read_finished(folder, parts)
-    else:
+    going_on = started and folder.last.exists()
+    if not going_on:
         if resume:
             reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
         folder.start(config, identity)
         _announce(parts, reporter)
-    progress = train(parts, folder, probe, reporter, going_on=going_on)
+    try:
+        progress = train(parts, folder, probe, reporter, going_on=going_on)
+    except TrainingDiverged as error:
+        kept = f"the last good checkpoint stands in '{folder.last.parent}'"
+        kept = kept if folder.last.exists() else "no checkpoint had been written yet"
+        raise TrainingDiverged(f"{error}; {kept}") from error
     return _finish(parts, folder, progress)
 
 
-def _open_probe(config: Config, data: Any) -> Probe | None:
+def _open_probe(config: Config, data: Any, reporter: Reporter) -> Probe | None:
     if config.probe.kind == "none":
         return None
     if not config.probe.data and not is_benchmark(data):
@@ -118,7 +128,10 @@ def _open_probe(config: Config, data: Any) -> Probe | None:
         channels=config.data.channels,
         split="validation" if is_benchmark(probed) else None,
         seed=config.data.seed,
+        max_unreadable=config.data.max_unreadable,
+        progress=reporter.counting("reading the probe's images"),
     )
+    say_unreadable(source, reporter)
     return Probe(config.probe, source, config.training.seed)
 
 
@@ -166,8 +179,7 @@ def duration(seconds: float) -> str:
 def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> Run:
     """Write the encoder, then the summary, whose presence says that the run is whole."""
     config = parts.config
-    for file in (folder.encoder_file, folder.summary_file, folder.last):
-        remove_leftovers(file.parent, file.name)
+    folder.remove_leftovers()
     parts.encoder.backbone.eval()
     parts.encoder.save(folder.encoder_file)
     images = progress.step * int(config.training.batch_size)

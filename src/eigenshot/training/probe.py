@@ -11,12 +11,14 @@ from eigenshot.config import ProbeConfig
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
+from eigenshot.evaluation.episodes import draw_episodes
 from eigenshot.evaluation.fewshot import evaluate_fewshot, unit_length
 from eigenshot.evaluation.knn import leave_one_out_knn
 from eigenshot.randomness import numpy_generator
 
 _GRAPH_IMAGES = 1000  # the batch whose neighbour graph is measured
 _GRAPH_NEIGHBOURS = 10
+_CHUNK = 128  # images embedded at once
 
 
 class Probe:
@@ -32,6 +34,19 @@ class Probe:
         self.source = source
         self.rows = _evenly(source.labels, config.max_images, seed)
         self.labels = source.labels[self.rows]
+        self.ways = min(5, len(np.unique(self.labels)))
+        fewest = int(np.unique(self.labels, return_counts=True)[1].min())
+        self.queries = max(1, min(15, fewest - config.shots))
+        # Before an epoch is spent: what cannot be probed is refused with its reason.
+        draw_episodes(
+            self.labels,
+            ways=self.ways,
+            shots=config.shots if config.kind == "fewshot" else 1,
+            queries=self.queries if config.kind == "fewshot" else 1,
+            episodes=1,
+            seed=0,
+            class_names=source.class_names,
+        )
 
     @torch.no_grad()
     def __call__(
@@ -47,7 +62,8 @@ class Probe:
             accuracy = self._fewshot(features)
         embed = getattr(method, "embed", encoder.backbone)
         batch = np.linspace(0, len(self.rows) - 1, min(len(self.rows), _GRAPH_IMAGES)).astype(int)
-        embeddings = embed(encoder.normalise(images[batch].to(device))).float().cpu().numpy()
+        chunks = [embed(encoder.normalise(c.to(device))) for c in images[batch].split(_CHUNK)]
+        embeddings = torch.cat(chunks).float().cpu().numpy()
         method.train()
         return {
             "probe_accuracy": accuracy,
@@ -55,13 +71,12 @@ class Probe:
         }
 
     def _fewshot(self, features: np.ndarray) -> float:
-        queries = int(np.unique(self.labels, return_counts=True)[1].min()) - self.config.shots
         result = evaluate_fewshot(
             features,
             self.labels,
-            ways=min(5, len(np.unique(self.labels))),
+            ways=self.ways,
             shots=self.config.shots,
-            queries=max(1, min(15, queries)),
+            queries=self.queries,
             episodes=self.config.episodes,
             class_names=self.source.class_names,
         )

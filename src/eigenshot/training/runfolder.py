@@ -11,7 +11,7 @@ from eigenshot.config import Config, differences
 from eigenshot.configfile import config_from_table, to_toml
 from eigenshot.encoder import FILE_NAME as ENCODER_NAME
 from eigenshot.errors import CorruptFileError, UserError
-from eigenshot.files import write_json, write_text
+from eigenshot.files import remove_leftovers, write_json, write_text
 
 
 class RunFolder:
@@ -43,15 +43,26 @@ class RunFolder:
                 "add --resume to go on with it, or choose another --out"
             )
 
+    @property
+    def started(self) -> bool:
+        """Settings and images are known: what goes on here must agree with them."""
+        return self.config_file.is_file() and self.data_file.is_file()
+
     def start(self, config: Config, data: dict[str, Any]) -> None:
-        """Make the folder and echo the full settings into it."""
+        """Make the folder and echo the full settings into it; nothing of an older run stays."""
         try:
             self.last.parent.mkdir(parents=True, exist_ok=True)
+            for file in (self.summary_file, self.encoder_file, self.best, self.metrics_file):
+                file.unlink(missing_ok=True)
             write_text(self.config_file, to_toml(config))
             write_json(self.data_file, data)
         except OSError as error:
             raise UserError(f"cannot write to '{self.path}': {error.strerror}") from error
-        self.metrics_file.unlink(missing_ok=True)
+
+    def remove_leftovers(self) -> None:
+        """Drop what killed writes have left behind."""
+        for file in (*self.path.glob("*.*"), self.last, self.best):
+            remove_leftovers(file.parent, file.name)
 
     def read_config(self) -> Config:
         """The settings that the run was started with."""

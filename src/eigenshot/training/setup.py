@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from eigenshot.config import Config
+from eigenshot.config import NEUTRAL_SECTIONS, BackboneConfig, Config
 from eigenshot.data.augment import TwoViews, create_view
 from eigenshot.data.opening import channel_statistics, is_benchmark, is_folder, open_source
 from eigenshot.data.source import Source
@@ -33,6 +33,8 @@ except ImportError:  # the same engine, as the larger package brings it
 
 # What "auto" means for a folder of photographs: what the device can train in a day.
 _FOLDER_SIZE = {"cuda": 84, "cpu": 64}
+_FOLDER_BACKBONE = {"cuda": "resnet12", "cpu": "conv4"}
+_AUTO_OPTIONS: dict[str, dict[str, Any]] = {"conv4": {"widths": (32, 64, 128, 256)}}
 _BATCH_SIZE = {"cuda": 128, "cpu": 64}
 _LEAST_BATCH = 8
 
@@ -55,25 +57,22 @@ def adopt_choices(config: Config, stored: Config) -> Config:
     if data.image_size == "auto":
         data = dataclasses.replace(data, image_size=stored.data.image_size)
     if backbone.name == "auto":
-        backbone = stored.backbone
+        backbone = _auto_backbone(backbone, stored.backbone.name)
     if training.batch_size == "auto":
         training = dataclasses.replace(training, batch_size=stored.training.batch_size)
     return dataclasses.replace(config, data=data, backbone=backbone, training=training)
 
 
+def _auto_backbone(asked: BackboneConfig, name: str) -> BackboneConfig:
+    """The network called ``name`` with its automatic options, the asked ones over them."""
+    options = {**_AUTO_OPTIONS.get(name, {}), **asked.options}
+    return dataclasses.replace(asked, name=name, options=options)
+
+
 def resolve_size(config: Config, data: Any, device: str) -> Config:
     """Settle ``data.image_size`` and ``backbone.name`` where they are ``"auto"``."""
     if config.backbone.name == "auto":
-        # On a CPU a deep network at full width takes days; this one learns in hours.
-        chosen = (
-            dataclasses.replace(config.backbone, name="resnet12")
-            if device == "cuda"
-            else dataclasses.replace(
-                config.backbone,
-                name="conv4",
-                options={"widths": (32, 64, 128, 256), **config.backbone.options},
-            )
-        )
+        chosen = _auto_backbone(config.backbone, _FOLDER_BACKBONE[device])
         config = dataclasses.replace(config, backbone=chosen)
     if config.data.image_size == "auto" and is_folder(data):
         sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
@@ -94,6 +93,12 @@ def load_source(config: Config, data: Any, reporter: Reporter) -> Source:
         max_unreadable=config.data.max_unreadable,
         progress=reporter.counting("reading images"),
     )
+    say_unreadable(source, reporter)
+    return source
+
+
+def say_unreadable(source: Source, reporter: Reporter) -> None:
+    """Tell what a folder's reader passed over."""
     if getattr(source, "note", None):
         reporter.note(source.note)  # type: ignore[attr-defined]
     unreadable = getattr(source, "unreadable", ())
@@ -101,7 +106,6 @@ def load_source(config: Config, data: Any, reporter: Reporter) -> Source:
         shown = "\n  ".join(f"{path}: {reason}" for path, reason in unreadable[:10])
         more = f"\n  and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
         reporter.warn(f"skipped {len(unreadable)} unreadable files:\n  {shown}{more}")
-    return source
 
 
 def resolve_batch(config: Config, source: Source, device: str) -> Config:
@@ -180,9 +184,15 @@ def _create_network(
     if backbone is not None:
         network = as_backbone(copy.deepcopy(backbone), in_channels=channels, image_size=size)
     else:
-        network = create_backbone(
-            config.backbone.name, in_channels=channels, **config.backbone.options
-        )
+        given = {"in_channels": channels}
+        if ":" in config.backbone.name:  # a user's own is tried on images of this size
+            given["image_size"] = size
+        taken = sorted(given.keys() & config.backbone.options.keys())
+        if taken:
+            raise UserError(
+                f"backbone.options.{taken[0]} cannot be set: it follows from the images"
+            )
+        network = create_backbone(config.backbone.name, **given, **config.backbone.options)
     if size < network.min_size:
         raise UserError(
             f"images of {size}×{size} are smaller than {config.backbone.name} needs "
@@ -196,7 +206,12 @@ def _provenance(config: Config, source: Source) -> dict[str, Any]:
     """How the encoder came to be; no time, host or path, so that equal runs give equal files."""
     return {
         "eigenshot": package_version(),
-        "config": config.to_dict(),
+        "config": {
+            section: values
+            for section, values in config.to_dict().items()
+            if section not in NEUTRAL_SECTIONS
+        },
+        "recipe": config.recipe,
         "data": {"name": source.name, "images": len(source), "fingerprint": source.fingerprint},
     }
 

@@ -1,0 +1,47 @@
+"""``eigenshot embed``: features to a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def embed_command(
+    run: Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")],
+    data: Annotated[str, typer.Argument(help="A folder of images, an .npz file, or 'glyphs'.")],
+    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npz.")],
+    split: Annotated[
+        str | None, typer.Option(help="Classes of a benchmark; test by default.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compute anew and keep nothing in the cache.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Write the features of images to a file, with labels and paths where they are known."""
+    from rich.console import Console
+
+    from eigenshot.evaluation.embed import embed
+    from eigenshot.reporter import ConsoleReporter
+
+    if backbone is not None and ":" in backbone:
+        # A user's own code lies beside them, not beside this program; ours still comes first.
+        sys.path.append(os.getcwd())
+    file = embed(
+        run,
+        data,
+        out,
+        split=split,
+        backbone=backbone,
+        device=device,
+        reporter=ConsoleReporter(Console(stderr=True)),
+        cache=not no_cache,
+    )
+    typer.echo(f"features in {file}")

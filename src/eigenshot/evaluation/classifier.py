@@ -1,0 +1,277 @@
+"""Few-shot classifiers: of features, and of images through an encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import normalize as unit_length
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from eigenshot.encoder import Encoder
+from eigenshot.errors import UserError
+from eigenshot.evaluation.assessment import assess
+from eigenshot.evaluation.calibration import hold_out, logit_spread, tempered
+from eigenshot.evaluation.logistic import fit_logistic
+from eigenshot.evaluation.rejection import check_rate, fit_rejection, likeness_to
+from eigenshot.evaluation.support import check_labels, open_support
+
+
+class FewShotLogistic(ClassifierMixin, BaseEstimator):
+    """L2-regularised logistic regression of feature vectors, as a scikit-learn classifier.
+
+    Parameters
+    ----------
+    C : inverse strength of the penalty, as in scikit-learn.
+    normalize : scale every feature vector to unit length first.
+    fit_intercept : whether there is an intercept; it is not penalised.
+    tol : bound on the gradient of the mean objective.
+
+    Attributes
+    ----------
+    classes_ : the labels, sorted, ``(K,)``.
+    coef_, intercept_ : ``(K, d)`` and ``(K,)``, also for two classes.
+    n_features_in_ : d.
+
+    Examples
+    --------
+    >>> model = FewShotLogistic().fit([[1.0, 0.1], [0.2, 1.0]], ["right", "up"])
+    >>> model.predict([[0.9, 0.3]])
+    array(['right'], dtype='<U5')
+    """
+
+    def __init__(
+        self,
+        *,
+        C: float = 1.0,
+        normalize: bool = True,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+    ) -> None:
+        self.C = C
+        self.normalize = normalize
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+
+    def fit(self, X: Any, y: Any) -> FewShotLogistic:
+        """Fit to features ``(n, d)`` and labels ``(n,)`` of any type."""
+        table, labels = validate_data(self, X, y, dtype=np.float64, ensure_all_finite=False)
+        check_finite(table)
+        check_classification_targets(labels)
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise UserError(
+                f"expected two classes at least, found one class only: {self.classes_[0]}"
+            )
+        fit = fit_logistic(
+            self._scaled(table),
+            numbers,
+            C=self.C,
+            fit_intercept=self.fit_intercept,
+            tol=self.tol,
+        )
+        self.coef_ = fit.coef.numpy()
+        self.intercept_ = fit.intercept.numpy()
+        return self
+
+    def logits(self, X: Any) -> np.ndarray:
+        """One logit a class, ``(m, K)``, whatever K is; their softmax is `predict_proba`."""
+        check_is_fitted(self, "coef_")
+        table = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=False)
+        check_finite(table)
+        logits: np.ndarray = self._scaled(table) @ self.coef_.T + self.intercept_
+        return logits
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """`logits`; of two classes their difference ``(m,)``, as scikit-learn has it."""
+        logits = self.logits(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities ``(m, K)``, not calibrated."""
+        return tempered(self.logits(X), 1.0)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable label of each row, ``(m,)``."""
+        logits = self.logits(X)
+        predicted: np.ndarray = self.classes_[logits.argmax(axis=1)]
+        return predicted
+
+    def _scaled(self, table: np.ndarray) -> np.ndarray:
+        return unit_length(table) if self.normalize else table
+
+
+def check_finite(features: np.ndarray) -> None:
+    """Name the rows of ``(n, d)`` that are not finite."""
+    broken = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    if len(broken):
+        shown = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
+        raise UserError(f"{len(broken)} feature rows hold NaN or infinity (rows {shown})")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a classifier says of m images.
+
+    ``probabilities`` is ``(m, K)``, given that an image is of one of the classes; ``likeness``
+    ``(m,)`` its largest cosine to the support; ``unlike`` bool ``(m,)``, whether it is none of
+    these.
+    """
+
+    probabilities: np.ndarray
+    likeness: np.ndarray
+    unlike: np.ndarray
+
+
+class FewShotClassifier(BaseEstimator):
+    """Classify images from one to hundreds of examples of each class.
+
+    Probabilities are calibrated with a temperature chosen on held-out support images; see
+    `eigenshot.evaluation.calibration`. Whether an image is none of the classes is told by its
+    likeness to the support; see `eigenshot.evaluation.rejection`.
+
+    Parameters
+    ----------
+    encoder : turns images into features; it is not changed.
+    C, normalize, fit_intercept, tol : of the logistic regression, as in `FewShotLogistic`.
+    calibrate : choose a temperature; otherwise it is 1.
+    reject : tolerated rate of false alarms of "none of these"; None never rejects.
+    batch_size, device : of the encoder.
+
+    Attributes
+    ----------
+    classes_ : the labels, sorted, ``(K,)``.
+    logistic_ : the fitted `FewShotLogistic`.
+    temperature_ : what the logits are divided by.
+    assessment_ : accuracy and calibration on held-out support images, and doubtful labels.
+    rejection_ : the `RejectionRule`, or None.
+    support_, support_labels_ : features ``(n, d)`` float32, and positions in ``classes_``.
+    support_unreadable_ : (file, reason) of support files that were left out.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        C: float = 1.0,
+        normalize: bool = True,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        calibrate: bool = True,
+        reject: float | None = 0.05,
+        batch_size: int = 256,
+        device: str = "cpu",
+    ) -> None:
+        self.encoder = encoder
+        self.C = C
+        self.normalize = normalize
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.calibrate = calibrate
+        self.reject = reject
+        self.batch_size = batch_size
+        self.device = device
+
+    def fit(self, images: Any, labels: Any = None) -> FewShotClassifier:
+        """Fit to labelled images.
+
+        Parameters
+        ----------
+        images : a folder with a sub-folder a class, or whatever `Encoder.transform` takes.
+        labels : one an image; None takes them from the folder or source.
+        """
+        support = open_support(images, labels, self.encoder.preprocessing)
+        self.support_unreadable_ = support.unreadable
+        return self.fit_features(self._features(support.source), support.labels, support.names)
+
+    def fit_features(
+        self, features: Any, labels: Any, names: tuple[str, ...] | None = None
+    ) -> FewShotClassifier:
+        """Fit to features ``(n, d)`` that the encoder made; ``names`` are for messages."""
+        table = self._checked(features)
+        targets = check_labels(labels, len(table))
+        if self.reject is not None:
+            check_rate(self.reject)
+        options = {"C": self.C, "fit_intercept": self.fit_intercept, "tol": self.tol}
+        self.logistic_ = FewShotLogistic(normalize=self.normalize, **options).fit(table, targets)
+        self.classes_ = self.logistic_.classes_
+        numbers = np.searchsorted(self.classes_, targets)
+        scaled = unit_length(table.astype(np.float64)) if self.normalize else table.astype(float)
+        self.assessment_, sharpness = assess(
+            hold_out(scaled, numbers, **options),
+            numbers,
+            class_names=[str(label) for label in self.classes_],
+            image_names=names or tuple(f"image {row}" for row in range(len(table))),
+            calibrate=self.calibrate,
+        )
+        spread = logit_spread(self.logistic_.logits(table))
+        self.temperature_ = spread / sharpness if self.calibrate else 1.0
+        self.support_, self.support_labels_ = table, numbers
+        self.rejection_ = None if self.reject is None else fit_rejection(table, numbers, self.reject)
+        return self
+
+    def judge(self, images: Any) -> Judgement:
+        """Probabilities, likeness and rejection of images."""
+        check_is_fitted(self, "logistic_")
+        return self.judge_features(self._features(images))
+
+    def judge_features(self, features: Any) -> Judgement:
+        """The same of features ``(m, d)`` that the encoder made."""
+        check_is_fitted(self, "logistic_")
+        table = self._checked(features)
+        likeness = likeness_to(table, self.support_)
+        return Judgement(
+            tempered(self.logistic_.logits(table), self.temperature_),
+            likeness,
+            np.zeros(len(table), dtype=bool)
+            if self.rejection_ is None
+            else self.rejection_.rejects(likeness),
+        )
+
+    def predict_proba(self, images: Any) -> np.ndarray:
+        """Calibrated probabilities ``(m, K)``."""
+        return self.judge(images).probabilities
+
+    def predict(self, images: Any) -> np.ndarray:
+        """The most probable label of each image ``(m,)``; `judge` says which are none of them."""
+        predicted: np.ndarray = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        return predicted
+
+    def score(self, images: Any, labels: Any = None) -> float:
+        """Accuracy, a fraction; ``labels`` as in `fit`."""
+        check_is_fitted(self, "logistic_")
+        queries = open_support(images, labels, self.encoder.preprocessing)
+        unknown = sorted(set(map(str, queries.labels)) - set(map(str, self.classes_)))
+        if unknown:
+            raise UserError(
+                f"label '{unknown[0]}' is not in the support; "
+                f"known: {', '.join(map(str, self.classes_))}"
+            )
+        return float(np.mean(self.predict(queries.source) == queries.labels))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the classifier with its encoder to one safetensors file, for `load_classifier`."""
+        from eigenshot.evaluation.classifier_file import save_classifier
+
+        return save_classifier(self, path)
+
+    def _features(self, images: Any) -> np.ndarray:
+        return self.encoder.transform(images, batch_size=self.batch_size, device=self.device)
+
+    def _checked(self, features: Any) -> np.ndarray:
+        table = features.cpu() if isinstance(features, torch.Tensor) else features
+        table = np.asarray(table, dtype=np.float32)
+        if table.ndim != 2 or not len(table):
+            raise UserError(f"expected features (n, d) of an image or more, found {table.shape}")
+        if table.shape[1] != self.encoder.out_features:
+            raise UserError(
+                f"expected features of width {self.encoder.out_features}, as the encoder makes "
+                f"them, found {table.shape[1]}"
+            )
+        check_finite(table)
+        return table

@@ -1,0 +1,192 @@
+"""Features of a data set as a file that other programs read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from torch import nn
+
+from eigenshot.data.opening import is_benchmark, open_source
+from eigenshot.data.source import Source
+from eigenshot.encoder import Encoder, load_encoder
+from eigenshot.errors import UserError
+from eigenshot.evaluation.features import encoder_digest, extract_features
+from eigenshot.files import atomic_write
+from eigenshot.hardware import choose_device
+from eigenshot.reporter import Reporter
+
+_SHOWN = 10
+
+
+def embed(
+    run: str | Path,
+    data: Any,
+    out: str | Path,
+    *,
+    split: str | None = None,
+    backbone: nn.Module | str | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    cache: bool = True,
+) -> Path:
+    """Write the features of ``data`` under the encoder in ``run`` to ``out``, one row an image.
+
+    A ``.parquet`` file has the columns ``path`` (of a folder's images, relative to it), ``label``
+    and ``class`` (where there are labels) and ``features`` (a fixed-size list of float32); its
+    schema's metadata has ``eigenshot.encoder`` (the encoder's digest), ``eigenshot.provenance``
+    and ``eigenshot.class_names``, the last two in JSON.
+
+    An ``.npz`` file has ``features`` float32 (N, d), and where they are known ``labels`` int64
+    (N,), ``class_names`` and ``paths`` (N,); ``encoder`` and ``provenance`` are texts as above.
+
+    An existing file is replaced when the new one is whole. Returns the path of the file.
+
+    Parameters
+    ----------
+    split : classes of a benchmark; ``"test"`` by default, as in evaluation.
+    backbone : for an encoder with a network of the user's own, as `load_encoder` takes it.
+    cache : whether features are taken from the cache, and kept there.
+    """
+    reporter = reporter or Reporter()
+    target = _check_target(out, data)
+    chosen = choose_device(device)
+    encoder = load_encoder(run, backbone=backbone)
+    source = _open(data, encoder, split, reporter)
+    _prepare_folder(target)  # before the work: its result must have a place
+    features = extract_features(encoder, source, device=chosen, reporter=reporter, cache=cache)
+    table = _Table(
+        features,
+        source.labels,
+        source.class_names,
+        getattr(source, "paths", None),
+        encoder_digest(encoder),
+        json.dumps(encoder.provenance, sort_keys=True),
+    )
+    with atomic_write(target) as handle:
+        (_write_npz if target.suffix.lower() == ".npz" else _write_parquet)(handle, table)
+    reporter.note(f"{len(features):,} images, {features.shape[1]:,} features each")
+    return target
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What is written: features (N, d), labels (N,), names, paths (N,), and their origin."""
+
+    features: np.ndarray
+    labels: np.ndarray | None
+    class_names: tuple[str, ...]
+    paths: Sequence[str] | None
+    encoder: str
+    provenance: str
+
+
+def _check_target(out: str | Path, data: Any) -> Path:
+    """The file to write, when it can be one."""
+    target = Path(out).expanduser()
+    if target.is_dir():
+        raise UserError(f"expected a file to write features to, found a folder: '{out}'")
+    if target.suffix.lower() not in (".npz", ".parquet"):
+        raise UserError(f"features go to a .parquet or an .npz file, found '{out}'")
+    if isinstance(data, str | os.PathLike):
+        given = Path(data).expanduser()
+        if target.exists() and given.exists() and given.samefile(target):
+            raise UserError(f"'{out}' holds the images themselves; name another file for features")
+    if target.suffix.lower() == ".parquet":
+        _import_pyarrow()
+    return target
+
+
+def _prepare_folder(target: Path) -> None:
+    folder = target.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UserError(f"cannot make the folder '{folder}' for features: {reason}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write features to '{folder}': permission denied")
+
+
+def _open(data: Any, encoder: Encoder, split: str | None, reporter: Reporter) -> Source:
+    """The images in the encoder's own shape; what a folder lacks is said."""
+    source = open_source(
+        data,
+        image_size=encoder.preprocessing.image_size,
+        channels=encoder.preprocessing.channels,
+        split=split or ("test" if is_benchmark(data) else None),
+        progress=reporter.counting("reading images"),
+    )
+    note = getattr(source, "note", None)
+    if note:
+        reporter.note(note)
+    unreadable = getattr(source, "unreadable", ())
+    if unreadable:
+        shown = "; ".join(f"{path} ({reason})" for path, reason in unreadable[:_SHOWN])
+        more = f"; and {len(unreadable) - _SHOWN} more" if len(unreadable) > _SHOWN else ""
+        files = "1 file has" if len(unreadable) == 1 else f"{len(unreadable)} files have"
+        reporter.warn(f"{files} no row, being unreadable: {shown}{more}")
+    return source
+
+
+def _write_npz(handle: IO[bytes], table: _Table) -> None:
+    arrays: dict[str, np.ndarray] = {
+        "features": table.features,
+        "encoder": np.array(table.encoder),
+        "provenance": np.array(table.provenance),
+    }
+    if table.labels is not None:
+        arrays["labels"] = table.labels
+        arrays["class_names"] = np.array(table.class_names, dtype=np.str_)
+    if table.paths is not None:
+        arrays["paths"] = np.array(table.paths, dtype=np.str_)
+    # Floats hardly compress; savez alone is many times quicker.
+    np.savez(handle, **arrays)  # type: ignore[arg-type]
+
+
+def _write_parquet(handle: IO[bytes], table: _Table) -> None:
+    arrow, parquet = _import_pyarrow()
+    columns: dict[str, Any] = {}
+    if table.paths is not None:
+        columns["path"] = arrow.array(_texts(table.paths), arrow.string())
+    names = _texts(table.class_names)
+    if table.labels is not None:
+        columns["label"] = arrow.array(table.labels)
+        if names:
+            classes = [names[label] for label in table.labels.tolist()]
+            columns["class"] = arrow.array(classes, arrow.string())
+    columns["features"] = arrow.FixedSizeListArray.from_arrays(
+        arrow.array(table.features.reshape(-1)), table.features.shape[1]
+    )
+    metadata = {
+        "eigenshot.encoder": table.encoder,
+        "eigenshot.provenance": table.provenance,
+        "eigenshot.class_names": json.dumps(table.class_names),
+    }
+    parquet.write_table(
+        arrow.table(columns).replace_schema_metadata(metadata),
+        handle,
+        # A dictionary of floats is never smaller than the floats.
+        use_dictionary=[name for name in columns if name in ("label", "class")],
+    )
+
+
+def _texts(values: Sequence[str]) -> list[str]:
+    """Names that parquet can hold: a file name need not be valid Unicode, its text must."""
+    return [value.encode("utf-8", "backslashreplace").decode() for value in values]
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(
+            "writing a .parquet file needs pyarrow (pip install pyarrow); an .npz file does not"
+        ) from error
+    return pyarrow, parquet

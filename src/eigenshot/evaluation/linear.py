@@ -1,0 +1,299 @@
+"""Linear evaluation: a linear classifier on a frozen encoder, by the paper's recipe or exactly.
+
+``linear_probe`` trains on augmented views by SGD, as the paper does. ``linear_exact`` finds the
+optimum of the regularised problem on features that were extracted once. They answer the same
+question by different protocols, so every result says which one it is of.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+from torch.nn import functional
+
+from eigenshot.data.augment import View, create_view
+from eigenshot.data.source import Source
+from eigenshot.encoder import Encoder
+from eigenshot.errors import TrainingDiverged, UserError
+from eigenshot.evaluation.knn import Split, check_positive, checked_split, source_classes
+from eigenshot.evaluation.logistic import NotConverged
+from eigenshot.randomness import numpy_generator, torch_generator
+
+_FLOAT32_GOAL = 1e-5  # a gradient that float32 reaches reliably
+
+
+@dataclass(frozen=True)
+class LinearResult:
+    """Test accuracy of a linear classifier, in percent.
+
+    ``protocol`` is ``"sgd"`` (the paper's recipe) or ``"exact"``; ``details`` are its settings.
+    ``per_class`` is the accuracy on each class that has test images. ``coef`` ``(K, d)`` and
+    ``intercept`` ``(K,)`` belong to ``class_names`` in order.
+    """
+
+    accuracy: float
+    protocol: Literal["sgd", "exact"]
+    per_class: dict[str, float]
+    details: dict[str, Any]
+    class_names: tuple[str, ...]
+    coef: np.ndarray = field(repr=False, compare=False)
+    intercept: np.ndarray = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.accuracy:.2f} % ({self.protocol})"
+
+    def summary(self) -> dict[str, Any]:
+        """What goes into a result file."""
+        return {"accuracy": round(self.accuracy, 4), "protocol": self.protocol, **self.details}
+
+
+def probe_view(encoder: Encoder, *, crop_area_min: float = 0.2, flip: float = 0.5) -> View:
+    """The customary view for `linear_probe`: a random resized crop and a flip, nothing else."""
+    neither = dict.fromkeys(("jitter", "grey", "blur", "solarise"), 0.0)
+    options = {"crop_area_min": crop_area_min, "flip": flip, **neither}
+    like = encoder.preprocessing
+    return create_view("simclr", options, size=like.image_size, mean=like.mean, std=like.std)
+
+
+def probe_rate(epoch: int, *, epochs: int, lr: float, milestones: Sequence[float]) -> float:
+    """Learning rate of ``epoch`` (from 0): a tenth after each milestone, which is of 100 epochs."""
+    passed = sum(100 * epoch >= milestone * epochs for milestone in milestones)
+    return lr / 10**passed
+
+
+def linear_probe(
+    encoder: Encoder,
+    train: Source,
+    test: Source,
+    *,
+    view: nn.Module,
+    epochs: int = 100,
+    batch_size: int = 256,
+    lr: float = 30.0,
+    momentum: float = 0.9,
+    milestones: Sequence[float] = (60, 80),
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> LinearResult:
+    """Accuracy of a linear classifier trained by SGD on views of ``train``, the paper's recipe.
+
+    The backbone is frozen, in evaluation mode. There is no weight decay; the classifier starts at
+    zero; the last, smaller batch of an epoch counts too. Test images are looked at once, after
+    the last epoch.
+
+    Parameters
+    ----------
+    view : maker of augmented views, uint8 images and a generator to what the backbone takes;
+        `probe_view` makes the customary one.
+    milestones : when the rate falls to a tenth, of 100 epochs; fewer epochs bring them forward.
+    seed : of the order of the images and of their views.
+    progress : called with the number of batches done and of all.
+    """
+    check_positive(epochs=epochs, batch_size=batch_size, lr=lr)
+    if not 0 <= momentum < 1:
+        raise UserError(f"momentum must be in [0, 1), found {momentum}")
+    if not all(0 < milestone < 100 for milestone in milestones):
+        raise UserError(f"milestones are of 100 epochs, between 0 and 100, found {milestones}")
+    classes, truth, names = source_classes(train, test)
+    # Copies: the caller's own stay where they are, in their mode.
+    encoder, view = copy.deepcopy(encoder), copy.deepcopy(view).to(device)
+    backbone = encoder.backbone.eval()
+    backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    weight = torch.zeros((len(names), encoder.out_features), device=device, requires_grad=True)
+    bias = torch.zeros(len(names), device=device, requires_grad=True)
+    sgd = torch.optim.SGD([weight, bias], lr=lr, momentum=momentum)
+    batches = -(-len(train) // batch_size)
+    for epoch in range(epochs):
+        sgd.param_groups[0]["lr"] = probe_rate(epoch, epochs=epochs, lr=lr, milestones=milestones)
+        order = numpy_generator(seed, "linear", "order", epoch).permutation(len(train))
+        mean_loss = torch.zeros((), dtype=torch.float64, device=device)
+        for batch in range(batches):
+            rows = order[batch * batch_size : (batch + 1) * batch_size]
+            generator = torch_generator(seed, "linear", "view", epoch, batch, device=device)
+            with torch.no_grad():
+                views = view(train.images(rows).to(device), generator)
+                features = backbone(views.contiguous(memory_format=torch.channels_last)).float()
+            with torch.enable_grad():
+                logits = functional.linear(features, weight, bias)
+                loss = functional.cross_entropy(logits, classes[rows].to(device))
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+            mean_loss += len(rows) / len(train) * loss.detach()
+            if progress is not None:
+                progress(epoch * batches + batch + 1, epochs * batches)
+        if not bool(torch.isfinite(mean_loss)):
+            raise TrainingDiverged(
+                f"the loss was not finite in epoch {epoch + 1} of the linear evaluation: the "
+                f"encoder's features of '{train.name}' are not finite, or lr={lr:g} is too large"
+            )
+    coef, intercept = weight.detach().cpu(), bias.detach().cpu()
+    features = torch.from_numpy(encoder.transform(test, device=device))
+    predicted = functional.linear(features, coef, intercept).argmax(dim=1)
+    accuracy, per_class = _accuracies(predicted, truth, names)
+    details: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
+    details |= {"momentum": momentum, "milestones": list(milestones)}
+    details["train_loss"] = float(mean_loss)
+    return LinearResult(accuracy, "sgd", per_class, details, names, coef.numpy(), intercept.numpy())
+
+
+def linear_exact(
+    train_features: np.ndarray | Tensor,
+    train_labels: np.ndarray | Tensor,
+    test_features: np.ndarray | Tensor,
+    test_labels: np.ndarray | Tensor,
+    *,
+    C: float = 1.0,
+    normalize: bool = True,
+    tol: float = 1e-6,
+    max_iterations: int = 1000,
+    chunk: int = 4096,
+    device: torch.device | str = "cpu",
+    class_names: Sequence[str] = (),
+) -> LinearResult:
+    """Accuracy at the optimum of L2-regularised logistic regression on features, by L-BFGS.
+
+    The objective is scikit-learn's, C Σ_i loss_i + ½‖W‖² with the intercept unpenalised; two
+    classes take its binomial form. Features stay as they are given; ``chunk`` rows at a time are
+    worked on.
+
+    Parameters
+    ----------
+    train_features, test_features : ``(N, d)`` and ``(M, d)``.
+    train_labels, test_labels : ``(N,)`` and ``(M,)`` integers of one numbering.
+    normalize : scale every feature vector to unit length first.
+    tol : bound on the largest entry of the gradient, in float64, of the mean objective (that above
+        divided by C N) of features in units of their root mean square length, which is 1 if they
+        are normalised; `NotConverged` if it is not reached.
+    """
+    split = checked_split(
+        train_features, train_labels, test_features, test_labels, class_names=class_names
+    )
+    check_positive(C=C, tol=tol, max_iterations=max_iterations, chunk=chunk)
+    split = replace(split, train=split.train.to(device))  # every evaluation reads all of it
+    blocks = partial(_blocks, normalize=normalize, chunk=chunk, device=device)
+    # Softmax with weights ±w/2 is the logistic of w, with half the penalty: C/2 makes them equal.
+    strength = C / 2 if len(split.names) == 2 else C
+    objective = _Objective(split, 1 / (strength * len(split.train)), blocks)
+    gradient = _minimise(objective, tol, max_iterations)
+    coef, intercept = objective.coef, objective.intercept
+    predicted = [torch.addmm(intercept, rows, coef).argmax(dim=1) for rows in blocks(split.test)]
+    accuracy, per_class = _accuracies(torch.cat(predicted).cpu(), split.test_classes, split.names)
+    details = {"C": C, "normalize": normalize, "tol": tol}
+    details |= {"gradient": gradient, "evaluations": objective.evaluations}
+    fitted = coef.T.cpu().numpy(), intercept.cpu().numpy()
+    return LinearResult(accuracy, "exact", per_class, details, split.names, *fitted)
+
+
+def _blocks(
+    table: Tensor,
+    dtype: torch.dtype = torch.float64,
+    *,
+    normalize: bool,
+    chunk: int,
+    device: torch.device | str,
+) -> Iterator[Tensor]:
+    """``(chunk, d)`` pieces of a table, converted and scaled one at a time; zero rows stay zero."""
+    for rows in table.split(chunk):
+        block = rows.to(device=device, dtype=dtype)
+        yield functional.normalize(block, dim=1, eps=1e-30) if normalize else block
+
+
+class _Reached(Exception):
+    """The gradient is within its bound at this position: any such point will do."""
+
+
+class _Objective:
+    """The mean loss as a function of preconditioned weights.
+
+    The Hessian at zero is, for every class alike, the covariance of the features over K, plus the
+    penalty. Where that is the identity L-BFGS takes several times fewer rounds: with ``factor``
+    its Cholesky factor, V = factorᵀ W. Features are centred, so that the intercept hardly depends
+    on W. The last ``coef`` ``(d, K)`` and ``intercept`` ``(K,)`` are for the features as they are.
+    """
+
+    def __init__(
+        self, split: Split, penalty: float, blocks: Callable[..., Iterator[Tensor]]
+    ) -> None:
+        self.count, features = split.train.shape
+        self.ways, self.penalty, self.evaluations = len(split.names), penalty, 0
+        self.blocks = partial(blocks, split.train)
+        self.mean = torch.stack([rows.sum(dim=0) for rows in self.blocks()]).sum(dim=0) / self.count
+        scatter = torch.zeros(())
+        for rows in self.blocks():
+            scatter = scatter + (rows - self.mean).T @ (rows - self.mean)
+        self.classes = split.train_classes.to(self.mean.device)
+        self.length = float((scatter.trace() / self.count + self.mean.square().sum()).sqrt()) or 1.0
+        hessian = scatter / (self.count * self.ways)
+        # A preconditioner need not be exact, but its factor must exist.
+        ridge = max(penalty, 1e-12 * float(hessian.diagonal().max()))
+        self.factor = torch.linalg.cholesky(hessian + ridge * torch.eye(features).to(hessian))
+
+    def __call__(
+        self, position: np.ndarray, dtype: torch.dtype, goal: float
+    ) -> tuple[float, np.ndarray]:
+        """Value and gradient at ``position`` ``((d + 1) K,)`` in ``dtype``; raises `_Reached`."""
+        self.evaluations += 1
+        v = torch.from_numpy(position.reshape(-1, self.ways)).to(self.mean)
+        self.coef = torch.linalg.solve_triangular(self.factor.T, v[:-1], upper=True)
+        offset = v[-1] * self.ways**0.5
+        self.intercept = offset - self.mean @ self.coef
+        value = 0.5 * self.penalty * self.coef.square().sum()
+        slope, slope_offset = self.penalty * self.coef, torch.zeros_like(offset)
+        start = 0
+        for rows in self.blocks(dtype):
+            centred = rows - self.mean.to(dtype)
+            truth = self.classes[start : start + len(rows), None]
+            errors = torch.addmm(offset.to(dtype), centred, self.coef.to(dtype)).log_softmax(dim=1)
+            value -= errors.gather(1, truth).sum(dtype=torch.float64) / self.count
+            errors.exp_().scatter_add_(1, truth, -torch.ones_like(truth, dtype=dtype))
+            slope += (centred.T @ errors) / self.count
+            slope_offset += errors.sum(dim=0, dtype=torch.float64) / self.count
+            start += len(rows)
+        # Of features that are not centred, in units of their length.
+        plain = (slope + self.mean[:, None] * slope_offset) / self.length
+        self.gradient = float(torch.cat([plain, slope_offset[None]]).abs().max())
+        if self.gradient <= goal:
+            raise _Reached(position.copy())
+        turned = torch.linalg.solve_triangular(self.factor, slope, upper=False)
+        whole = torch.cat([turned, slope_offset[None] * self.ways**0.5])
+        return float(value), whole.cpu().numpy().ravel()
+
+
+def _minimise(objective: _Objective, tol: float, max_iterations: int) -> float:
+    """Leave ``objective`` at its minimum, in float64, and return the gradient there."""
+    position = np.zeros((len(objective.factor) + 1) * objective.ways)
+    options = {"maxiter": max_iterations, "maxfun": 10 * max_iterations, "gtol": 0.0}
+    # float32 is several times faster, but its rounding, which can feign progress, stops it early.
+    stages = ((torch.float32, max(tol, _FLOAT32_GOAL), 1e-8), (torch.float64, tol, 0.0))
+    for dtype, goal, options["ftol"] in stages:
+        arguments = {"args": (dtype, goal), "jac": True, "method": "L-BFGS-B", "options": options}
+        try:
+            position = minimize(objective, position, **arguments).x
+        except _Reached as reached:
+            position = reached.args[0]
+            if dtype is torch.float64:
+                return objective.gradient
+    raise NotConverged(
+        f"linear evaluation stopped at a gradient of {objective.gradient:.1e} after "
+        f"{objective.evaluations} evaluations, above tol={tol:.1e}; "
+        "use a smaller C, a larger tol or a larger max_iterations"
+    )
+
+
+def _accuracies(
+    predicted: Tensor, truth: Tensor, names: Sequence[str]
+) -> tuple[float, dict[str, float]]:
+    """Percent of all and of each class, from ``(M,)`` and ``(M,)``."""
+    hits = 100.0 * (predicted == truth).double()
+    present = truth.unique().tolist()
+    return float(hits.mean()), {names[k]: float(hits[truth == k].mean()) for k in present}

@@ -1,0 +1,104 @@
+"""The labelled images that a person brings: a folder with a sub-folder a class, or arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eigenshot.data.folder import FolderSource, load_folder
+from eigenshot.data.opening import as_images, is_folder
+from eigenshot.data.source import Source
+from eigenshot.encoder import Preprocessing
+from eigenshot.errors import UserError
+
+
+@dataclass(frozen=True)
+class Support:
+    """Images with their labels ``(n,)`` of any type, a name each, and what could not be read."""
+
+    source: Source
+    labels: np.ndarray
+    names: tuple[str, ...]
+    unreadable: tuple[tuple[str, str], ...] = ()
+
+
+def open_support(
+    images: Any,
+    labels: Any,
+    shape: Preprocessing,
+    progress: Callable[[int, int], None] | None = None,
+) -> Support:
+    """The support in the shape an encoder takes.
+
+    Parameters
+    ----------
+    images : a folder with a sub-folder a class, or whatever `Encoder.transform` takes.
+    labels : one an image; None takes them from the folder or source.
+    """
+    source = _open(images, shape, progress)
+    names = tuple(f"image {row}" for row in range(len(source)))
+    unreadable: tuple[tuple[str, str], ...] = ()
+    if isinstance(source, FolderSource):
+        names, unreadable = source.paths, source.unreadable
+    if labels is not None:
+        return Support(source, check_labels(labels, len(source)), names, unreadable)
+    if source.labels is None:
+        raise UserError(
+            f"'{images}' has no sub-folders with images; expected a sub-folder for each class"
+            if isinstance(source, FolderSource)
+            else "expected labels, one an image, found none"
+        )
+    if isinstance(source, FolderSource):
+        _check_every_class(Path(images).expanduser(), source)
+    return Support(source, np.array(source.class_names)[source.labels], names, unreadable)
+
+
+def check_labels(labels: Any, images: int) -> np.ndarray:
+    """Labels as an array ``(images,)``."""
+    array = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    if array.shape != (images,):
+        raise UserError(
+            f"expected one label for each of {images} images, found labels of shape {array.shape}"
+        )
+    return array
+
+
+def _open(images: Any, shape: Preprocessing, progress: Callable[[int, int], None] | None) -> Source:
+    if isinstance(images, str | os.PathLike) and is_folder(images):
+        path = Path(images).expanduser()
+        if not path.is_file():
+            # Few images, each of them wanted: what cannot be read is reported, none too many.
+            return load_folder(
+                path,
+                image_size=shape.image_size,
+                channels=shape.channels,
+                max_unreadable=1.0,
+                progress=progress,
+            )
+    return as_images(images, image_size=shape.image_size, channels=shape.channels)
+
+
+def _check_every_class(folder: Path, source: FolderSource) -> None:
+    """A class without an image is a mistake to be named, not a class to be forgotten."""
+    classes = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir() and not entry.name.startswith((".", "__"))  # system folders
+    )
+    empty = [name for name in classes if name not in source.class_names]
+    if not empty:
+        return
+    broken = [
+        f"{path} ({reason})" for path, reason in source.unreadable if path.split("/")[0] == empty[0]
+    ]
+    reason = f"; cannot read {', '.join(broken[:3])}" if broken else ""
+    raise UserError(
+        f"class '{empty[0]}' has no image in '{folder}'{reason}: "
+        "put at least one there, or remove the folder"
+    )
