@@ -1,6 +1,6 @@
 """Episodes a second of the batched evaluator, beside the customary loop over scikit-learn fits.
 
-    python benchmarks/fewshot.py [--episodes 1000] [--device cpu] [--out results/benchmarks/fewshot.json]
+    python benchmarks/fewshot.py [--episodes 1000] [--device cpu] [--out FILE]
 
 Both see the same features and the same episodes, with the same number of threads. The loop is
 `LogisticRegression(C=1.0, max_iter=1000)` with its default tolerance.
@@ -12,6 +12,7 @@ import argparse
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ def main() -> None:
     on_device = torch.from_numpy(features).to(options.device)
     rows = []
     for shots in (1, 5):
-        common = {"ways": WAYS, "shots": shots, "queries": QUERIES, "seed": 0}
+        common: dict[str, Any] = {"ways": WAYS, "shots": shots, "queries": QUERIES, "seed": 0}
         evaluate_fewshot(on_device, labels, **common, episodes=50)  # first use allocates
         times = []
         for _ in range(3):

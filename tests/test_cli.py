@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_pretrain_and_evaluate_glyphs(shell: Shell, tmp_path: Path) -> None:
     )
     assert code == 0, err
     result = json.loads(out)
-    assert set(result) == {"1", "5"}
+    assert {"1", "5", "classifier", "transductive"} <= set(result)
     assert result["1"]["episodes"] == 20
     assert 20 < result["1"]["accuracy"] < result["5"]["accuracy"] < 100
 
@@ -180,7 +181,7 @@ class TestBadInput:
         assert shell("pretrain", "glyphs", "--out", run, *TINY)[0] == 0
         content = (run / "encoder.safetensors").read_bytes()
         taken = shell.refused("pretrain", "glyphs", "--out", run, *TINY)
-        assert "already holds a finished run; add --resume" in taken
+        assert "already holds a finished run; choose another --out" in taken
         changed = shell.refused(
             "pretrain", "glyphs", "--out", run, *TINY, "--resume", "--set", "optimizer.lr=0.3"
         )
@@ -192,7 +193,7 @@ class TestBadInput:
         data = ["--data", "glyphs"]
         for run, sentence in (
             (tmp_path / "none", "no such run or encoder file"),
-            (tmp_path, "holds no encoder.safetensors"),
+            (tmp_path, "is no run: it holds no encoder.safetensors"),
             (tmp_path / "junk.safetensors", "is damaged or no safetensors file"),
         ):
             assert sentence in shell.refused("evaluate", "fewshot", run, *data)
@@ -239,3 +240,13 @@ def test_a_method_beside_the_user_is_found(
         "pretrain", "glyphs", "--out", "run", *TINY, "--method", "their_method:Pull"
     )
     assert code == 0, err
+
+
+def test_help_names_what_there_is(shell: Shell) -> None:
+    from eigenshot.configfile import list_recipes
+    from eigenshot.methods import list_methods
+    from eigenshot.networks import list_backbones
+
+    _, out, _ = shell("pretrain", "--help")
+    words = set(re.findall(r"[\w-]+", out))
+    assert {*list_recipes(), *list_methods(), *list_backbones()} <= words

@@ -28,7 +28,7 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     first, second = blocks()
     names: dict[str, object] = {}
     exec(first.replace("epochs=20", "epochs=1").replace("verbose=True", "verbose=False"), names)
-    assert names["features"].shape == (80, 64)  # type: ignore[attr-defined]
+    assert names["features"].shape == (80, 256)  # type: ignore[attr-defined]
     names["points"] = generator.normal(size=(60, 3))
     exec(second, names)
     assert names["embedding"].shape == (60, 2)  # type: ignore[attr-defined]

@@ -10,6 +10,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from eigenshot.cli_embed import embed_command
+from eigenshot.cli_evaluate import evaluate
 from eigenshot.errors import TrainingDiverged, UserError
 
 app = typer.Typer(
@@ -19,8 +21,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-evaluate = typer.Typer(no_args_is_help=True, help="Measure an encoder on labelled images.")
 app.add_typer(evaluate, name="evaluate")
+app.command("embed")(embed_command)
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 _stderr = Console(stderr=True)
@@ -65,13 +67,20 @@ def pretrain(
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     recipe: Annotated[
         str | None,
-        typer.Option(help="Settings by name or TOML file; 'glyphs' for glyphs, else 'folder'."),
+        typer.Option(
+            help="Settings by name or TOML file: folder (default), glyphs (default for glyphs), "
+            "fc100, miniimagenet, miniimagenet-wrn, cifar10, cifar100, stl10."
+        ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="What is minimised, or your own package.module:Class.")
+        str | None, typer.Option(help="What is minimised: dle, or your own package.module:Class.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="The network, or your own package.module:Factory.")
+        str | None,
+        typer.Option(
+            help="The network: conv4, resnet12, resnet18, resnet18_imagenet, wrn28_10, "
+            "or your own package.module:Factory."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
@@ -123,52 +132,6 @@ def pretrain(
     )
     seconds = duration(run.summary["seconds"])
     typer.echo(f"encoder in {out} after {seconds} ({run.summary['images_per_second']:,} images/s)")
-
-
-@evaluate.command("fewshot")
-def evaluate_fewshot_command(
-    run: Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")],
-    data: Annotated[
-        str, typer.Option(help="Labelled images: a folder with a sub-folder a class, …")
-    ],
-    split: Annotated[
-        str | None, typer.Option(help="Classes of a benchmark; test by default.")
-    ] = None,
-    ways: Annotated[int, typer.Option(help="Classes a task.")] = 5,
-    shots: Annotated[
-        list[int] | None, typer.Option(help="Examples a class; repeatable. 1 and 5 by default.")
-    ] = None,
-    queries: Annotated[int, typer.Option(help="Queries a class.")] = 15,
-    episodes: Annotated[int, typer.Option(help="Tasks.")] = 1000,
-    C: Annotated[float, typer.Option("-C", "--C", help="Inverse L2 strength.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the tasks.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Device = "auto",
-) -> None:
-    """Few-shot accuracy with its 95 % interval, by logistic regression on frozen features."""
-    from json import dumps
-
-    from eigenshot.evaluation.protocol import fewshot_of_run
-    from eigenshot.reporter import ConsoleReporter
-
-    results = fewshot_of_run(
-        run,
-        data,
-        split=split,
-        ways=ways,
-        shots=tuple(shots or (1, 5)),
-        queries=queries,
-        episodes=episodes,
-        C=C,
-        seed=seed,
-        device=device,
-        reporter=ConsoleReporter(_stderr),
-    )
-    if json:
-        typer.echo(dumps({str(r.shots): r.summary() for r in results}))
-        return
-    for result in results:
-        typer.echo(f"{result.ways}-way {result.shots}-shot  {result}  ({episodes} episodes)")
 
 
 def main() -> NoReturn:

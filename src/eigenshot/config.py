@@ -84,7 +84,7 @@ class CheckpointConfig:
     """When the state is written, besides the end of the run and an interruption. Zero: never."""
 
     every_steps: int = 0
-    every_minutes: float = 5.0
+    every_minutes: float = 1.0
 
 
 @dataclass(frozen=True)

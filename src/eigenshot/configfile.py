@@ -39,7 +39,17 @@ def read_recipe(name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"recipe '{name}' is not valid TOML: {error}") from error
     table.setdefault("recipe", label)
-    return table
+    base = table.pop("base", None)
+    return table if base is None else _merge(read_recipe(str(base)), table)
+
+
+def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` on top of ``under``, section by section."""
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(under.get(key), dict)
+        merged[key] = _merge(under[key], value) if both else value
+    return merged
 
 
 def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) -> Config:

@@ -64,19 +64,27 @@ def run_demo(
         gone on with, a finished one is not learned again.
     settings : overrides of the recipe ``glyphs``.
     """
-    out = Path(out)
+    out = Path(out).expanduser()
     console = console or Console(stderr=True, quiet=True)
     began = time.perf_counter()
     if out.exists() and not out.is_dir():
         raise UserError(f"'{out}' is a file; --out needs a folder")
     config = load_config("glyphs", {"training.seed": seed, **(settings or {})})
+    chosen = choose_device(device)
     reporter = ConsoleReporter(console, config.training.epochs)
     reporter.note("drawing characters from matplotlib's fonts")
     test = load_glyphs("test", seed=config.data.seed)
     reporter.note("learning without labels; the test characters are not among these")
     before_learning = time.perf_counter() - began
     try:
-        run = pretrain("glyphs", config, out / "run", resume=True, device=device, reporter=reporter)
+        run = pretrain(
+            "glyphs",
+            config,
+            out / "run",
+            resume=(out / "run").exists(),
+            device=device,
+            reporter=reporter,
+        )
     except Interrupted:
         raise Interrupted("the same command goes on from here") from None
     learned = time.perf_counter()
@@ -84,7 +92,7 @@ def run_demo(
     features = {
         "pixels": test.pixels.reshape(len(test), -1).numpy() / 255.0,
         "untrained": _untrained_features(config, test, device),
-        "learned": run.encoder.transform(test, device=choose_device(device)),
+        "learned": run.encoder.transform(test, device=chosen),
     }
     labels = test.labels if test.labels is not None else np.empty(0)
     results = {

@@ -112,9 +112,9 @@ def encoder_path(path: str | Path) -> Path:
     file = Path(path).expanduser()
     if file.is_dir():
         if not (file / FILE_NAME).is_file():
-            raise UserError(
-                f"'{path}' holds no {FILE_NAME}: the run is unfinished, or it is no run"
-            )
+            if (file / "config.toml").is_file():
+                raise UserError(f"the run in '{path}' is unfinished: pretrain it to its end first")
+            raise UserError(f"'{path}' is no run: it holds no {FILE_NAME}")
         return file / FILE_NAME
     if not file.is_file():
         raise UserError(f"no such run or encoder file: '{path}'")

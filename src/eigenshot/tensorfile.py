@@ -61,7 +61,9 @@ def read_tensors(path: str | Path, *, kind: str | None) -> tuple[dict[str, Tenso
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise CorruptFileError(f"'{path}' is damaged or no safetensors file: {error}") from error
+        raise CorruptFileError(
+            f"'{path}' is damaged or no safetensors file ({error}); put back a whole copy"
+        ) from error
     if _ENTRY not in metadata:
         if kind is None:
             return tensors, {}

@@ -334,7 +334,7 @@ def test_missing_folder_offers_the_nearest(tmp_path: Path) -> None:
 
 
 def test_not_a_folder_of_images(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="found a file"):
+    with pytest.raises(UserError, match="found another file"):
         load(put(tmp_path / "a.png"))
     bare = tmp_path / "bare"
     (bare / "deeper").mkdir(parents=True)

@@ -182,7 +182,7 @@ class TestResume:
         self, unbroken: Path, tmp_path: Path
     ) -> None:
         run = shutil.copytree(unbroken, tmp_path / "run")
-        (run / "data.json").unlink()  # as if killed before it was written
+        (run / "config.toml").unlink()  # as if killed before it was written
         other, recorder = tiny(training__seed=9), Recorder(stop_at=2)
         with pytest.raises(Interrupted):
             pretrain("glyphs", other, run, resume=True, device="cpu", reporter=recorder)
@@ -232,8 +232,30 @@ class TestResume:
             pretrain(images, config, unbroken, resume=True, device="cpu")
 
     def test_a_folder_with_a_run_is_not_overwritten(self, unbroken: Path) -> None:
-        with pytest.raises(UserError, match="already holds a finished run; add --resume"):
+        with pytest.raises(UserError, match="already holds a finished run; choose another --out"):
             pretrain("glyphs", tiny(), unbroken, device="cpu")
+
+    def test_a_folder_of_other_things_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "config.toml").write_text("their = 1")
+        (tmp_path / "data.json").write_text("{}")
+        for resume in (False, True):
+            with pytest.raises(UserError, match="is not empty and holds no run of eigenshot"):
+                pretrain("glyphs", tiny(), tmp_path, resume=resume, device="cpu")
+        assert (tmp_path / "config.toml").read_text() == "their = 1"
+
+    def test_an_unfinished_run_is_not_overwritten(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with pytest.raises(Interrupted):
+            pretrain("glyphs", tiny(), run, device="cpu", reporter=Recorder(stop_at=2))
+        with pytest.raises(UserError, match="holds an unfinished run; go on with it by --resume"):
+            pretrain("glyphs", tiny(), run, device="cpu")
+
+    def test_mistakes_are_found_before_images_are_read(self, tmp_path: Path) -> None:
+        """The folder does not even exist: the wrong name is said first."""
+        for key, value in (("backbone.name", "resnt12"), ("method.options.gama", 1.0)):
+            config = load_config("folder", {key: value})
+            with pytest.raises(UserError, match="did you mean"):
+                pretrain(tmp_path / "no photos", config, tmp_path / "run", device="cpu")
 
     def test_out_is_a_file(self, tmp_path: Path) -> None:
         file = tmp_path / "file"

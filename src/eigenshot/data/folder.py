@@ -248,7 +248,7 @@ def _check_folder(root: Path) -> None:
     if root.is_dir():
         return
     if root.exists():
-        raise UserError(f"expected a folder of images, found a file: {root}")
+        raise UserError(f"expected a folder of images or an .npz file, found another file: {root}")
     missing = root
     while not missing.parent.exists():
         missing = missing.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from eigenshot.data.folder import load_folder
 from eigenshot.data.glyphs import load_glyphs
 from eigenshot.data.source import ArraySource, Source, load_npz
 from eigenshot.errors import UserError, did_you_mean
+from eigenshot.reporter import Reporter
 
 BENCHMARKS = ("glyphs",)
 Progress = Callable[[int, int], None]
@@ -96,7 +98,11 @@ def as_images(images: Any, *, image_size: int, channels: int) -> Source:
             stacked = np.stack([_decode(entry, image_size, channels) for entry in images])
             return ArraySource(torch.from_numpy(stacked), name="images")
         images = np.stack([np.asarray(entry) for entry in images])
-    return open_source(images, image_size=image_size, channels=channels)
+    source = open_source(images, image_size=image_size, channels=channels)
+    skipped = getattr(source, "unreadable", ())
+    if skipped:  # without a reporter at hand; rows and files would no longer match unnoticed
+        warnings.warn(f"skipped {len(skipped)} unreadable files of '{images}'", stacklevel=3)
+    return source
 
 
 def _is_image_file(images: Any) -> bool:
@@ -158,6 +164,20 @@ def _fit(source: Source, image_size: int | None, channels: int) -> Source:
 
 def _describe(data: Any) -> str:
     return os.fspath(data) if isinstance(data, str | os.PathLike) else type(data).__name__
+
+
+def tell_passed_over(source: Source, reporter: Reporter) -> None:
+    """Say which files of a folder were skipped and why, and what is odd about its layout."""
+    if getattr(source, "note", None):
+        reporter.note(source.note)  # type: ignore[attr-defined]
+    unreadable = getattr(source, "unreadable", ())
+    if unreadable:
+        shown = "\n  ".join(f"{path}: {reason}" for path, reason in unreadable[:10])
+        more = f"\n  and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
+        files = (
+            "1 unreadable file" if len(unreadable) == 1 else f"{len(unreadable)} unreadable files"
+        )
+        reporter.warn(f"skipped {files}:\n  {shown}{more}")
 
 
 def channel_statistics(source: Source, limit: int = 10_000) -> tuple[list[float], list[float]]:

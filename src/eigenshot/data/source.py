@@ -218,14 +218,18 @@ def load_npz(path: str | os.PathLike[str]) -> ArraySource:
     except UserError:
         raise
     except Exception as error:  # zip, zlib, header and object-array errors alike
-        raise CorruptFileError(f"cannot read {path}: {error}") from error
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else str(error)
+        raise CorruptFileError(f"cannot read {path}: {reason}") from error
     names = arrays.get("class_names")
-    return ArraySource.from_array(
-        arrays["images"],
-        arrays.get("labels"),
-        None if names is None else _to_names(names),
-        name=path.name,
-    )
+    try:
+        return ArraySource.from_array(
+            arrays["images"],
+            arrays.get("labels"),
+            None if names is None else _to_names(names),
+            name=path.name,
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _to_indices(indices: Indices) -> np.ndarray:

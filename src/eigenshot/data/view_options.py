@@ -19,17 +19,18 @@ class Options:
     """Options that check themselves: each number in its range, each minimum below its maximum."""
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
         for field in dataclasses.fields(self):
             name, (low, high) = field.name, field.metadata["range"]
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not low <= value <= high:
-                raise UserError(f"expected {owner}.{name} in [{low:g}, {high:g}], found {value!r}")
+                raise UserError(
+                    f"expected the augmentation's {name} in [{low:g}, {high:g}], found {value!r}"
+                )
             lower = name.removesuffix("_max") + "_min"
             if name.endswith("_max") and getattr(self, lower) > value:
                 raise UserError(
-                    f"expected {owner}.{lower} ≤ {owner}.{name}, "
+                    f"expected the augmentation's {lower} ≤ {name}, "
                     f"found {getattr(self, lower)!r} and {value!r}"
                 )
 

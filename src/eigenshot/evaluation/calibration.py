@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from eigenshot.errors import UserError
 from eigenshot.evaluation.logistic import fit_logistic
@@ -29,6 +29,8 @@ DEFAULT_SHARPNESS = 3.0  # on unseen glyphs: 1.2 suits raw pixels, 5 a learned e
 # The logarithm of the sharpness has a normal prior of this width about the default: it keeps a
 # support without any held-out error from claiming certainty, and yields to a few dozen images.
 _PRIOR_WIDTH = 1.0
+# One label in fifty may be wrong: a mislabelled image must not make all the others unsure.
+_WRONG_LABELS = 0.02
 _CANDIDATES = np.geomspace(0.05, 200.0, 400)  # 2 % apart
 _CHUNK_BYTES = 2**28
 
@@ -67,6 +69,7 @@ def hold_out(
     C: float = 1.0,
     fit_intercept: bool = True,
     tol: float = 1e-6,
+    balanced: bool = False,
     max_parts: int = MAX_PARTS,
 ) -> HeldOut:
     """Judge every support image by a classifier fitted without it.
@@ -78,6 +81,7 @@ def hold_out(
     ----------
     features : ``(n, d)``.
     labels : ``(n,)``, whole numbers 0 … K−1, each of them present.
+    balanced : whether all classes weigh the same, see `balance`.
     max_parts : the most parts a class is cut into.
     """
     counts = np.bincount(labels)
@@ -87,14 +91,16 @@ def hold_out(
     spread = np.ones(len(labels))
     for parts in np.unique(parts_of_image[parts_of_image >= 2]):
         part = rank * parts // counts[labels]
-        chunk = _problems_at_once(*features.shape)
+        longest = len(counts) * int(counts.max()) if balanced else len(labels)
+        chunk = _problems_at_once(longest, features.shape[1])
         for start in range(0, parts, chunk):
             chosen = np.arange(start, min(start + chunk, parts))
-            kept = part[None] != chosen[:, None]
+            kept = (part[None] != chosen[:, None]) | (counts[labels] == 1)
+            rows, targets = _problems(labels, kept, balanced)
             fit = fit_logistic(
-                torch.from_numpy(features).expand(len(chosen), *features.shape),
-                np.where(kept, labels, -1),
-                C=C,
+                torch.from_numpy(features)[torch.from_numpy(rows)],
+                targets,
+                C=C * balance(labels)[1] if balanced else C,
                 fit_intercept=fit_intercept,
                 tol=tol,
             )
@@ -106,6 +112,38 @@ def hold_out(
     rows = np.flatnonzero(parts_of_image >= 2)
     largest = int(parts_of_image.max()) if len(rows) else 0
     return HeldOut(rows, logits[rows], spread[rows], largest)
+
+
+def balance(labels: np.ndarray) -> tuple[np.ndarray, float]:
+    """Rows ``(K · largest,)`` in which every class is as frequent as the largest, and a factor.
+
+    How many images of a class a person has at hand says nothing about how many are to come, but
+    the intercept would believe it. So smaller classes are repeated, image after image, as often
+    as the largest has images; C times the factor n / (K · largest) then is what C is for the n
+    images themselves.
+    """
+    counts = np.bincount(labels)
+    largest = int(counts.max())
+    rows = [np.resize(np.flatnonzero(labels == number), largest) for number in range(len(counts))]
+    return np.concatenate(rows), len(labels) / (len(counts) * largest)
+
+
+def _problems(
+    labels: np.ndarray, kept: np.ndarray, balanced: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows ``(B, m)`` of the images that each problem keeps, ``kept`` ``(B, n)``, and their labels.
+
+    Shorter problems are padded with row 0 and label −1.
+    """
+    chosen = [np.flatnonzero(mask) for mask in kept]
+    if balanced:
+        chosen = [rows[balance(labels[rows])[0]] for rows in chosen]
+    rows = np.zeros((len(kept), max(map(len, chosen))), dtype=np.int64)
+    targets = np.full_like(rows, -1)
+    for index, found in enumerate(chosen):
+        rows[index, : len(found)] = found
+        targets[index, : len(found)] = labels[found]
+    return rows, targets
 
 
 def rank_within_class(labels: np.ndarray) -> np.ndarray:
@@ -130,8 +168,11 @@ def choose_sharpness(scaled: np.ndarray, labels: np.ndarray) -> float:
     if not len(labels):
         return DEFAULT_SHARPNESS
     rows = np.arange(len(labels))
+    doubt = _WRONG_LABELS / scaled.shape[1]
     costs = [
-        -log_softmax(sharpness * scaled, axis=1)[rows, labels].sum()
+        -np.log(
+            (1 - _WRONG_LABELS) * softmax(sharpness * scaled, axis=1)[rows, labels] + doubt
+        ).sum()
         + 0.5 * (np.log(sharpness / DEFAULT_SHARPNESS) / _PRIOR_WIDTH) ** 2
         for sharpness in _CANDIDATES
     ]

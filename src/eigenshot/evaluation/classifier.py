@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.assessment import assess
-from eigenshot.evaluation.calibration import hold_out, logit_spread, tempered
+from eigenshot.evaluation.calibration import balance, hold_out, logit_spread, tempered
 from eigenshot.evaluation.logistic import fit_logistic
 from eigenshot.evaluation.rejection import check_rate, fit_rejection, likeness_to
 from eigenshot.evaluation.support import check_labels, open_support
@@ -31,6 +31,7 @@ class FewShotLogistic(ClassifierMixin, BaseEstimator):
     normalize : scale every feature vector to unit length first.
     fit_intercept : whether there is an intercept; it is not penalised.
     tol : bound on the gradient of the mean objective.
+    balanced : let all classes weigh the same, however many images they have.
 
     Attributes
     ----------
@@ -52,11 +53,13 @@ class FewShotLogistic(ClassifierMixin, BaseEstimator):
         normalize: bool = True,
         fit_intercept: bool = True,
         tol: float = 1e-6,
+        balanced: bool = False,
     ) -> None:
         self.C = C
         self.normalize = normalize
         self.fit_intercept = fit_intercept
         self.tol = tol
+        self.balanced = balanced
 
     def fit(self, X: Any, y: Any) -> FewShotLogistic:
         """Fit to features ``(n, d)`` and labels ``(n,)`` of any type."""
@@ -68,10 +71,11 @@ class FewShotLogistic(ClassifierMixin, BaseEstimator):
             raise UserError(
                 f"expected two classes at least, found one class only: {self.classes_[0]}"
             )
+        rows, factor = balance(numbers) if self.balanced else (np.arange(len(numbers)), 1.0)
         fit = fit_logistic(
-            self._scaled(table),
-            numbers,
-            C=self.C,
+            self._scaled(table)[rows],
+            numbers[rows],
+            C=self.C * factor,
             fit_intercept=self.fit_intercept,
             tol=self.tol,
         )
@@ -138,7 +142,8 @@ class FewShotClassifier(BaseEstimator):
     Parameters
     ----------
     encoder : turns images into features; it is not changed.
-    C, normalize, fit_intercept, tol : of the logistic regression, as in `FewShotLogistic`.
+    C, normalize, fit_intercept, tol, balanced : of the logistic regression, see
+        `FewShotLogistic`.
     calibrate : choose a temperature; otherwise it is 1.
     reject : tolerated rate of false alarms of "none of these"; None never rejects.
     batch_size, device : of the encoder.
@@ -162,6 +167,7 @@ class FewShotClassifier(BaseEstimator):
         normalize: bool = True,
         fit_intercept: bool = True,
         tol: float = 1e-6,
+        balanced: bool = True,
         calibrate: bool = True,
         reject: float | None = 0.05,
         batch_size: int = 256,
@@ -172,6 +178,7 @@ class FewShotClassifier(BaseEstimator):
         self.normalize = normalize
         self.fit_intercept = fit_intercept
         self.tol = tol
+        self.balanced = balanced
         self.calibrate = calibrate
         self.reject = reject
         self.batch_size = batch_size
@@ -186,8 +193,9 @@ class FewShotClassifier(BaseEstimator):
         labels : one an image; None takes them from the folder or source.
         """
         support = open_support(images, labels, self.encoder.preprocessing)
+        self.fit_features(self._features(support.source), support.labels, support.names)
         self.support_unreadable_ = support.unreadable
-        return self.fit_features(self._features(support.source), support.labels, support.names)
+        return self
 
     def fit_features(
         self, features: Any, labels: Any, names: tuple[str, ...] | None = None
@@ -197,7 +205,9 @@ class FewShotClassifier(BaseEstimator):
         targets = check_labels(labels, len(table))
         if self.reject is not None:
             check_rate(self.reject)
-        options = {"C": self.C, "fit_intercept": self.fit_intercept, "tol": self.tol}
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in ("C", "fit_intercept", "tol", "balanced")
+        }
         self.logistic_ = FewShotLogistic(normalize=self.normalize, **options).fit(table, targets)
         self.classes_ = self.logistic_.classes_
         numbers = np.searchsorted(self.classes_, targets)
@@ -212,7 +222,10 @@ class FewShotClassifier(BaseEstimator):
         spread = logit_spread(self.logistic_.logits(table))
         self.temperature_ = spread / sharpness if self.calibrate else 1.0
         self.support_, self.support_labels_ = table, numbers
-        self.rejection_ = None if self.reject is None else fit_rejection(table, numbers, self.reject)
+        self.support_unreadable_ = ()
+        self.rejection_ = (
+            None if self.reject is None else fit_rejection(table, numbers, self.reject)
+        )
         return self
 
     def judge(self, images: Any) -> Judgement:
@@ -224,13 +237,13 @@ class FewShotClassifier(BaseEstimator):
         """The same of features ``(m, d)`` that the encoder made."""
         check_is_fitted(self, "logistic_")
         table = self._checked(features)
-        likeness = likeness_to(table, self.support_)
+        likeness, nearest = likeness_to(table, self.support_)
         return Judgement(
             tempered(self.logistic_.logits(table), self.temperature_),
             likeness,
             np.zeros(len(table), dtype=bool)
             if self.rejection_ is None
-            else self.rejection_.rejects(likeness),
+            else self.rejection_.rejects(likeness, self.support_labels_[nearest]),
         )
 
     def predict_proba(self, images: Any) -> np.ndarray:

@@ -23,7 +23,8 @@ from eigenshot.evaluation.rejection import fit_rejection
 from eigenshot.tensorfile import read_tensors, write_tensors
 
 FORMAT = "eigenshot-classifier"
-_OPTIONS = ("C", "normalize", "fit_intercept", "tol", "calibrate", "reject")
+# The first five are those of the logistic regression.
+_OPTIONS = ("C", "normalize", "fit_intercept", "tol", "balanced", "calibrate", "reject")
 _WEIGHTS = "encoder file"  # the bytes of an encoder's own file
 
 
@@ -104,15 +105,15 @@ def _rebuild(
             f"'{file}' does not fit together: {ways} classes and an encoder of width {width}, "
             f"found arrays of shapes {', '.join(map(str, shapes))}"
         )
-    logistic = FewShotLogistic(
-        **{name: options[name] for name in ("C", "normalize", "fit_intercept", "tol")}
-    )
+    logistic = FewShotLogistic(**{name: options[name] for name in _OPTIONS[:5]})
     logistic.classes_, logistic.coef_, logistic.intercept_ = classes, coef, intercept
     logistic.n_features_in_ = width
     classifier.logistic_, classifier.classes_ = logistic, classes
     classifier.temperature_ = float(header["temperature"])
     classifier.support_, classifier.support_labels_ = table, labels
-    classifier.support_unreadable_ = tuple((str(a), str(b)) for a, b in header["support_unreadable"])
+    classifier.support_unreadable_ = tuple(
+        (str(a), str(b)) for a, b in header["support_unreadable"]
+    )
     classifier.assessment_ = Assessment.from_dict(header["assessment"])
     reject = options["reject"]
     classifier.rejection_ = None if reject is None else fit_rejection(table, labels, reject)

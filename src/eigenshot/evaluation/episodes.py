@@ -47,6 +47,7 @@ def draw_episodes(
         ("shots", shots, 1),
         ("queries", queries, 1),
         ("episodes", episodes, 1),
+        ("seed", seed, 0),
     ):
         if value < least:
             raise UserError(f"{name} must be at least {least}, found {value}")
@@ -60,7 +61,8 @@ def draw_episodes(
         name = class_names[label] if label < len(class_names) else str(label)
         raise UserError(
             f"class '{name}' has {counts[worst]} images, but {shots} shots + {queries} queries "
-            f"need {needed}; use fewer queries, or leave that class out"
+            f"need {needed}; use at most {max(0, counts[worst] - shots)} queries (--queries), "
+            "or leave that class out"
         )
     generator = numpy_generator(seed, "episodes", ways, shots, queries)
     # Sorting uniform keys draws without replacement, for all episodes in one call.

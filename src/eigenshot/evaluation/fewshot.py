@@ -94,6 +94,8 @@ def evaluate_fewshot(
     table, targets = checked_features(features, labels)
     if not C > 0:
         raise UserError(f"C must be positive, found {C}")
+    if episodes < 2:
+        raise UserError(f"an interval needs at least 2 episodes, found {episodes}")
     chosen, checked = get_classifier(classifier, _with_strength(classifier, C, options))
     tasks = draw_episodes(
         targets,
@@ -192,8 +194,6 @@ def half_width(values: np.ndarray, interval: Interval = "normal") -> float:
     """Half the width of the 95 % interval of the mean of ``(n,)`` values."""
     if interval not in ("normal", "student"):
         raise UserError(f"unknown interval '{interval}'; known: normal, student")
-    if len(values) < 2:
-        return 0.0
     factor = 1.96 if interval == "normal" else float(stats.t.ppf(0.975, len(values) - 1))
     return float(factor * values.std(ddof=1) / np.sqrt(len(values)))
 

@@ -2,70 +2,218 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from eigenshot.data.opening import is_benchmark, open_source
+import numpy as np
+
+from eigenshot.data.opening import channel_statistics, is_benchmark, open_source, tell_passed_over
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.features import extract_features
-from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
+from eigenshot.evaluation.fewshot import FewShotResult, Interval, evaluate_fewshot
+from eigenshot.evaluation.knn import aligned_labels, knn_accuracy
+from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_view
+from eigenshot.evaluation.selection import Selected, select_settings
+from eigenshot.evaluation.transforms import Transform
+from eigenshot.evaluation.views import extract_views
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
 
+Normalisation = Literal["encoder", "data"]
 
-def open_labelled(
-    data: Any, encoder: Encoder, split: str | None, reporter: Reporter
-) -> tuple[Source, Any]:
-    """A labelled source in the encoder's own shape, and its labels; test classes by default."""
-    source = open_source(
-        data,
-        image_size=encoder.preprocessing.image_size,
-        channels=encoder.preprocessing.channels,
-        split=split or ("test" if is_benchmark(data) else None),
-        progress=reporter.counting("reading images"),
-    )
-    if source.labels is None:
-        raise UserError(
-            f"'{data}' has no labels; evaluation needs a sub-folder a class, "
-            "or an .npz file with 'labels'"
+
+@dataclass
+class Bench:
+    """An encoder on a device, with what it takes to get features of named data.
+
+    ``normalisation`` ``"data"`` standardises the channels of every data set by its own mean and
+    deviation, which helps across domains; ``"encoder"`` uses those that it was trained with.
+    """
+
+    run: str | Path
+    device: str = "auto"
+    backbone: str | None = None
+    normalisation: Normalisation = "encoder"
+    reporter: Reporter = dataclasses.field(default_factory=Reporter)
+
+    def __post_init__(self) -> None:
+        if self.normalisation not in ("encoder", "data"):
+            raise UserError(f"unknown normalisation '{self.normalisation}'; known: encoder, data")
+        self.device = choose_device(self.device)
+        self.encoder = load_encoder(self.run, backbone=self.backbone)
+
+    def open(self, data: Any, split: str | None) -> Source:
+        """``data`` in the encoder's own shape; ``split`` holds for benchmarks only."""
+        source = open_source(
+            data,
+            image_size=self.encoder.preprocessing.image_size,
+            channels=self.encoder.preprocessing.channels,
+            split=split,
+            progress=self.reporter.counting("reading images"),
         )
-    return source, source.labels
+        tell_passed_over(source, self.reporter)
+        return source
+
+    def open_labelled(
+        self, data: Any, split: str | None, default: str
+    ) -> tuple[Source, np.ndarray]:
+        """A source and its labels; of a benchmark the classes of ``split``, else ``default``."""
+        source = self.open(data, split or (default if is_benchmark(data) else None))
+        if source.labels is None:
+            raise UserError(
+                f"'{data}' has no labels; evaluation needs a sub-folder a class, "
+                "or an .npz file with 'labels'"
+            )
+        return source, source.labels
+
+    def suited(self, source: Source) -> Encoder:
+        """The encoder with the normalisation that is asked for this source."""
+        if self.normalisation == "encoder":
+            return self.encoder
+        mean, std = channel_statistics(source)
+        own = dataclasses.replace(self.encoder.preprocessing, mean=tuple(mean), std=tuple(std))
+        return dataclasses.replace(self.encoder, preprocessing=own)
+
+    def features(self, source: Source) -> np.ndarray:
+        """Features of a source, ``(N, d)``, from the cache where they are known."""
+        return extract_features(
+            self.suited(source), source, device=self.device, reporter=self.reporter
+        )
 
 
 def fewshot_of_run(
-    run: str | Path,
+    bench: Bench,
     data: Any,
     *,
     split: str | None = None,
     ways: int = 5,
     shots: tuple[int, ...] = (1, 5),
     queries: int = 15,
-    episodes: int = 1000,
+    episodes: int = 10_000,
     C: float = 1.0,
     seed: int = 0,
-    backbone: str | None = None,
-    device: str = "auto",
-    reporter: Reporter | None = None,
-) -> list[FewShotResult]:
-    """Few-shot accuracy of the encoder in ``run`` on labelled ``data``, one result a shot."""
-    reporter = reporter or Reporter()
-    chosen = choose_device(device)
-    encoder = load_encoder(run, backbone=backbone)
-    source, labels = open_labelled(data, encoder, split, reporter)
-    features = extract_features(encoder, source, device=chosen, reporter=reporter)
-    return [
-        evaluate_fewshot(
+    classifier: str = "logistic",
+    transform: Transform = "l2",
+    base: Any = None,
+    support_views: int = 0,
+    select_on: Any = None,
+    interval: Interval = "normal",
+) -> list[tuple[FewShotResult, Selected | None]]:
+    """Few-shot accuracy on labelled ``data``, one result a shot; test classes by default.
+
+    Parameters
+    ----------
+    base : images whose mean feature the transform ``"centre"`` takes away (a benchmark's train
+        classes), as a rule those of the training.
+    support_views : random views of each support image that join the support.
+    select_on : validation images (a benchmark's validation classes): C and transform are chosen
+        there, for each number of shots, and used here once.
+    """
+    source, labels = bench.open_labelled(data, split, "test")
+    features = bench.features(source)
+    base_mean = None
+    if base is not None:
+        train = bench.open(base, "train" if is_benchmark(base) else None)
+        base_mean = bench.features(train).mean(axis=0)
+    views = None
+    if support_views:
+        views = extract_views(
+            bench.suited(source), source, support_views, seed=seed, device=bench.device
+        )
+    common: dict[str, Any] = {
+        "ways": ways,
+        "queries": queries,
+        "seed": seed,
+        "classifier": classifier,
+        "base_mean": base_mean,
+    }
+    results = []
+    for count in shots:
+        selected = None
+        if select_on is not None:
+            others, other_labels = bench.open_labelled(select_on, None, "validation")
+            selected = select_settings(
+                bench.features(others),
+                other_labels,
+                shots=count,
+                class_names=others.class_names,
+                **common,
+            )
+        result = evaluate_fewshot(
             features,
             labels,
-            ways=ways,
             shots=count,
-            queries=queries,
             episodes=episodes,
-            C=C,
-            seed=seed,
+            C=selected.C if selected else C,
+            transform=selected.transform if selected else transform,
+            support_views=views,
+            interval=interval,
             class_names=source.class_names,
+            device=bench.device,
+            **common,
         )
-        for count in shots
-    ]
+        results.append((result, selected))
+    return results
+
+
+def linear_of_run(
+    bench: Bench,
+    train: Any,
+    test: Any,
+    *,
+    exact: bool = False,
+    C: float = 1.0,
+    epochs: int = 100,
+    lr: float = 30.0,
+    momentum: float = 0.9,
+    seed: int = 0,
+) -> LinearResult:
+    """Linear evaluation: trained on ``train``, measured on ``test``, both of the same classes."""
+    train_source, _ = bench.open_labelled(train, None, "train")
+    test_source, _ = bench.open_labelled(test, None, "test")
+    if exact:
+        train_labels, test_labels = aligned_labels(train_source, test_source)
+        return linear_exact(
+            bench.features(train_source),
+            train_labels,
+            bench.features(test_source),
+            test_labels,
+            C=C,
+            device=bench.device,
+            class_names=train_source.class_names,
+        )
+    return linear_probe(
+        bench.encoder,
+        train_source,
+        test_source,
+        view=probe_view(bench.encoder),
+        epochs=epochs,
+        lr=lr,
+        momentum=momentum,
+        seed=seed,
+        device=bench.device,
+        progress=bench.reporter.counting("training the linear classifier"),
+    )
+
+
+def knn_of_run(
+    bench: Bench, train: Any, test: Any, *, neighbours: int = 200, temperature: float = 0.1
+) -> float:
+    """Accuracy in percent of the weighted vote of the nearest ``train`` images on ``test``."""
+    train_source, _ = bench.open_labelled(train, None, "train")
+    test_source, _ = bench.open_labelled(test, None, "test")
+    train_labels, test_labels = aligned_labels(train_source, test_source)
+    return knn_accuracy(
+        bench.features(train_source),
+        train_labels,
+        bench.features(test_source),
+        test_labels,
+        neighbours=neighbours,
+        temperature=temperature,
+        device=bench.device,
+        class_names=train_source.class_names,
+    )

@@ -116,10 +116,10 @@ def _draw_bars(
                 place, result.accuracy + 1.5, f"{result.accuracy:.1f}", ha="center", fontsize=9
             )
     axes.axhline(20, color=INK, linewidth=0.8, linestyle=":")
-    axes.text(0.5, 21.5, "guessing", ha="center", fontsize=8)
+    axes.text(1.42, 21.5, "guessing", fontsize=8)
     axes.set_xticks(range(len(groups)), [f"{n} example{'s' * (n > 1)}" for n in groups])
     episodes = len(next(iter(results.values()))[groups[0]].per_episode)
-    axes.set(ylim=(0, 135), yticks=range(0, 101, 20))
+    axes.set(xlim=(-0.5, 1.8), ylim=(0, 130), yticks=range(0, 101, 20))
     axes.set_title(f"Accuracy in %, over {episodes:,} tasks\nof 5 unseen characters", fontsize=12)
     box = axes.get_position()
     axes.set_position((box.x0 + 0.025, box.y0, box.width - 0.025, box.height))  # room for ticks

@@ -79,7 +79,10 @@ def load_checkpoint(
 ) -> Progress:
     """Restore what `save_checkpoint` wrote, in place."""
     remove_leftovers(path.parent, path.name)
-    tensors, header = read_tensors(path, kind=FORMAT)
+    try:
+        tensors, header = read_tensors(path, kind=FORMAT)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"{error}. Deleting the file starts the run afresh") from error
     device = next(method.parameters()).device
     try:
         method.load_state_dict(_with_prefix(tensors, "method."))

@@ -30,7 +30,7 @@ class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written. The message says how to go on."""
 
     def __init__(self, way_on: str = "the same command with --resume goes on from here") -> None:
-        super().__init__(f"interrupted; {way_on}")
+        super().__init__(f"interrupted, and the state is saved; {way_on}")
 
 
 def train(

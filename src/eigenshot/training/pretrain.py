@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from eigenshot.config import Config
-from eigenshot.data.opening import is_benchmark, open_source
+from eigenshot.data.opening import is_benchmark, open_source, tell_passed_over
 from eigenshot.encoder import Encoder, encoder_path, initialise_from
 from eigenshot.errors import TrainingDiverged, UserError
 from eigenshot.files import write_json
@@ -27,11 +27,11 @@ from eigenshot.training.setup import (
     Parts,
     adopt_choices,
     build,
+    check_parts,
     estimate_seconds,
     load_source,
     resolve_batch,
     resolve_size,
-    say_unreadable,
 )
 
 
@@ -81,21 +81,27 @@ def _pretrain(
     device: str,
     reporter: Reporter,
 ) -> Run:
-    if not resume:
-        folder.check_free()
+    folder.check(resume)
     started = resume and folder.started
     chosen = choose_device(device)
     check_tensorboard(config.logging)
     if started:
         config = adopt_choices(config, folder.read_config())
     config = resolve_size(config, data, chosen)
+    # What can be known to be wrong is said before thousands of images are read.
+    check_parts(config, own_backbone=backbone is not None)
+    if initial is not None:
+        encoder_path(initial)
+    if started:
+        folder.check_settings(config)
     source = load_source(config, data, reporter)
     config = resolve_batch(config, source, chosen)
     parts = build(config, source, chosen, backbone=backbone, initial=initial)
     probe = _open_probe(config, data, reporter)
     identity = _identity(parts, initial)
     if started:
-        folder.check_same(config, identity)
+        folder.check_settings(config)
+        folder.check_data(identity)
         if folder.finished:
             reporter.note(f"'{folder.path}' is finished already")
             return _read_finished(folder, parts)
@@ -131,7 +137,7 @@ def _open_probe(config: Config, data: Any, reporter: Reporter) -> Probe | None:
         max_unreadable=config.data.max_unreadable,
         progress=reporter.counting("reading the probe's images"),
     )
-    say_unreadable(source, reporter)
+    tell_passed_over(source, reporter)
     return Probe(config.probe, source, config.training.seed)
 
 
@@ -158,10 +164,11 @@ def _announce(parts: Parts, reporter: Reporter) -> None:
     batch, epochs = int(config.training.batch_size), config.training.epochs
     seconds = estimate_seconds(parts, epochs * (len(source) // batch))
     channels, height, width = source.shape
+    size = sum(parameter.numel() for parameter in parts.encoder.backbone.parameters())
     reporter.note(
         f"{len(source):,} images of {height}×{width}×{channels} from {source.name}; "
-        f"{config.backbone.name}, {epochs} epochs in batches of {batch} "
-        f"on {parts.fabric.device.type}: about {duration(seconds)}"
+        f"{config.backbone.name} of {size / 1e6:.2f} M parameters, {epochs} epochs "
+        f"in batches of {batch} on {parts.fabric.device.type}: about {duration(seconds)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from eigenshot.encoder import FILE_NAME as ENCODER_NAME
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import remove_leftovers, write_json, write_text
 
+_MARK = "eigenshot_run"
+
 
 class RunFolder:
     """Names and rules of one run's files; nothing is written before `start`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.config_file = self.path / "config.toml"
         self.data_file = self.path / "data.json"
         self.metrics_file = self.path / "metrics.jsonl"
@@ -32,21 +35,49 @@ class RunFolder:
         """Both the encoder and the summary are there; the summary is written last."""
         return self.encoder_file.is_file() and self.summary_file.is_file()
 
-    def check_free(self) -> None:
-        """Refuse a folder that holds a run, or that cannot be one."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"'{self.path}' is a file; --out needs a folder")
-        if self.config_file.exists() or self.last.exists() or self.encoder_file.exists():
-            state = "a finished run" if self.finished else "an unfinished run"
+    def check(self, resume: bool) -> None:
+        """Refuse a folder that cannot be written, holds other things, or a run unless asked."""
+        place = self.path
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise UserError(f"'{place}' is a file; --out needs a folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise UserError(f"'{place}' cannot be written to; choose another --out")
+        if not self.path.exists() or self._is_bare():
+            return
+        if not self._read_data().get(_MARK):
             raise UserError(
-                f"'{self.path}' already holds {state}; "
-                "add --resume to go on with it, or choose another --out"
+                f"'{self.path}' is not empty and holds no run of eigenshot; "
+                "choose a new folder for --out, so that nothing in it is lost"
             )
+        if not resume and self.finished:
+            raise UserError(f"'{self.path}' already holds a finished run; choose another --out")
+        if not resume:
+            raise UserError(
+                f"'{self.path}' already holds an unfinished run; go on with it by --resume "
+                "(resume=True in Python), or choose another --out"
+            )
+
+    def _is_bare(self) -> bool:
+        """Nothing is inside but what a run that was killed at its very start may leave."""
+        inside = [entry for entry in self.path.iterdir() if not entry.name.startswith(".")]
+        checkpoints = self.last.parent
+        return inside in ([], [checkpoints]) and not (
+            checkpoints.exists() and any(checkpoints.iterdir())
+        )
+
+    def _read_data(self) -> dict[str, Any]:
+        try:
+            stored = json.loads(self.data_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return stored if isinstance(stored, dict) else {}
 
     @property
     def started(self) -> bool:
         """Settings and images are known: what goes on here must agree with them."""
-        return self.config_file.is_file() and self.data_file.is_file()
+        return self.config_file.is_file() and bool(self._read_data().get(_MARK))
 
     def start(self, config: Config, data: dict[str, Any]) -> None:
         """Make the folder and echo the full settings into it; nothing of an older run stays."""
@@ -54,8 +85,8 @@ class RunFolder:
             self.last.parent.mkdir(parents=True, exist_ok=True)
             for file in (self.summary_file, self.encoder_file, self.best, self.metrics_file):
                 file.unlink(missing_ok=True)
+            write_json(self.data_file, {_MARK: True, **data})  # first: it says whose folder this is
             write_text(self.config_file, to_toml(config))
-            write_json(self.data_file, data)
         except OSError as error:
             raise UserError(f"cannot write to '{self.path}': {error.strerror}") from error
 
@@ -71,13 +102,13 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise CorruptFileError(f"cannot read '{self.config_file}': {error}") from error
 
-    def check_same(self, config: Config, data: dict[str, Any]) -> None:
-        """Refuse to go on with other settings or other images."""
-        found = differences(self.read_config(), config)
-        try:
-            stored = json.loads(self.data_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CorruptFileError(f"cannot read '{self.data_file}': {error}") from error
+    def check_settings(self, config: Config) -> None:
+        """Refuse to go on with other settings."""
+        self._refuse(differences(self.read_config(), config))
+
+    def check_data(self, data: dict[str, Any]) -> None:
+        """Refuse to go on with other images or other initial weights."""
+        stored, found = self._read_data(), []
         if stored.get("fingerprint") != data["fingerprint"]:
             found.append(
                 f"the images: {stored.get('images')} of '{stored.get('name')}' in the run, "
@@ -85,6 +116,9 @@ class RunFolder:
             )
         if stored.get("initial") != data["initial"]:
             found.append("--init: other initial weights than in the run")
+        self._refuse(found)
+
+    def _refuse(self, found: list[str]) -> None:
         if found:
             raise UserError(
                 f"'{self.path}' was started with other settings; to go on with it, use the same "

@@ -15,7 +15,13 @@ from torch import nn
 
 from eigenshot.config import NEUTRAL_SECTIONS, BackboneConfig, Config
 from eigenshot.data.augment import TwoViews, create_view
-from eigenshot.data.opening import channel_statistics, is_benchmark, is_folder, open_source
+from eigenshot.data.opening import (
+    channel_statistics,
+    is_benchmark,
+    is_folder,
+    open_source,
+    tell_passed_over,
+)
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, Preprocessing, initialise_from
 from eigenshot.errors import UserError
@@ -58,6 +64,9 @@ def adopt_choices(config: Config, stored: Config) -> Config:
         data = dataclasses.replace(data, image_size=stored.data.image_size)
     if backbone.name == "auto":
         backbone = _auto_backbone(backbone, stored.backbone.name)
+    data = dataclasses.replace(
+        data, mean=data.mean or stored.data.mean, std=data.std or stored.data.std
+    )
     if training.batch_size == "auto":
         training = dataclasses.replace(training, batch_size=stored.training.batch_size)
     return dataclasses.replace(config, data=data, backbone=backbone, training=training)
@@ -80,6 +89,21 @@ def resolve_size(config: Config, data: Any, device: str) -> Config:
     return config
 
 
+def check_parts(config: Config, *, own_backbone: bool) -> None:
+    """Make network, method and views without memory, to find wrong names and options at once."""
+    for own in (config.augment.view_a, config.augment.view_b):
+        options = {**config.augment.options, **own}
+        create_view(config.augment.kind, options, size=1, mean=[0.5], std=[0.5])
+    if own_backbone or ":" in config.backbone.name:
+        return  # a user's own is tried on the images themselves
+    taken = {"in_channels"} & config.backbone.options.keys()
+    if taken:
+        raise UserError("backbone.options.in_channels cannot be set: use data.channels")
+    with torch.device("meta"):
+        network = create_backbone(config.backbone.name, **config.backbone.options)
+        create_method(config.method.name, network, nn.Identity(), **config.method.options)
+
+
 def load_source(config: Config, data: Any, reporter: Reporter) -> Source:
     """The images to learn from: of a benchmark, its train classes only."""
     size = config.data.image_size
@@ -93,19 +117,8 @@ def load_source(config: Config, data: Any, reporter: Reporter) -> Source:
         max_unreadable=config.data.max_unreadable,
         progress=reporter.counting("reading images"),
     )
-    say_unreadable(source, reporter)
+    tell_passed_over(source, reporter)
     return source
-
-
-def say_unreadable(source: Source, reporter: Reporter) -> None:
-    """Tell what a folder's reader passed over."""
-    if getattr(source, "note", None):
-        reporter.note(source.note)  # type: ignore[attr-defined]
-    unreadable = getattr(source, "unreadable", ())
-    if unreadable:
-        shown = "\n  ".join(f"{path}: {reason}" for path, reason in unreadable[:10])
-        more = f"\n  and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
-        reporter.warn(f"skipped {len(unreadable)} unreadable files:\n  {shown}{more}")
 
 
 def resolve_batch(config: Config, source: Source, device: str) -> Config:
@@ -116,7 +129,9 @@ def resolve_batch(config: Config, source: Source, device: str) -> Config:
         while batch > max(_LEAST_BATCH, len(source)):
             batch //= 2
     if len(source) < batch:
-        way_out = f"use --batch-size {len(source)} or less" if len(source) >= 2 else "bring more"
+        way_out = f"use --batch-size {len(source)} or less"
+        if len(source) < _LEAST_BATCH:
+            way_out = f"at least {_LEAST_BATCH} are needed to learn anything"
         raise UserError(
             f"'{source.name}' has {len(source)} images, fewer than one batch of {batch}; {way_out}"
         )
@@ -187,11 +202,6 @@ def _create_network(
         given = {"in_channels": channels}
         if ":" in config.backbone.name:  # a user's own is tried on images of this size
             given["image_size"] = size
-        taken = sorted(given.keys() & config.backbone.options.keys())
-        if taken:
-            raise UserError(
-                f"backbone.options.{taken[0]} cannot be set: it follows from the images"
-            )
         network = create_backbone(config.backbone.name, **given, **config.backbone.options)
     if size < network.min_size:
         raise UserError(

@@ -1,0 +1,106 @@
+"""The command ``classify``: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eigenshot.errors import UserError
+
+
+def classify(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN] [MORE QUERIES]...",
+            help="A run's folder or an encoder file; further paths count as queries, "
+            "so that --query *.jpg works.",
+            show_default=False,
+        ),
+    ] = None,
+    query: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder or image file to classify; repeatable.", show_default=False),
+    ] = None,
+    support: Annotated[
+        Path | None,
+        typer.Option(help="Folder with a sub-folder of examples for each class."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a row an image to this CSV file.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Keep the fitted classifier, with its encoder, in this file."),
+    ] = None,
+    classifier: Annotated[
+        Path | None, typer.Option(help="Use a kept classifier instead of RUN and --support.")
+    ] = None,
+    reject: Annotated[
+        float | None,
+        typer.Option(
+            help="Tolerated false alarms of 'none of these', 0.05 by default; 0 never says so.",
+            min=0.0,
+            max=0.5,
+        ),
+    ] = None,
+    C: Annotated[
+        float | None, typer.Option("-C", "--C", help="Inverse L2 strength; 1 by default.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Classify your own images from a few examples of each class."""
+    given = list(paths or [])
+    if classifier is None and not given:
+        raise UserError("expected a run's folder, or --classifier FILE, found neither")
+    run = None if classifier is not None else given.pop(0)
+    if classifier is None and support is None:
+        raise UserError("expected --support, a folder with a sub-folder a class, found none")
+    if classifier is not None and (support is not None or C is not None):
+        raise UserError(
+            "a kept classifier has its support and its C: leave out --support and --C, "
+            "or leave out --classifier"
+        )
+    if not query:
+        raise UserError("expected --query, a folder or image files to classify, found none")
+    for file in (out, save):
+        if file is not None and not file.parent.is_dir():
+            raise UserError(f"no such folder: '{file.parent}'")
+
+    from json import dumps
+
+    from rich.console import Console
+
+    from eigenshot.evaluation.classifier_file import load_classifier
+    from eigenshot.evaluation.classify import classify as classify_images
+    from eigenshot.reporter import ConsoleReporter
+
+    reporter = ConsoleReporter(Console(stderr=True))
+    report = classify_images(
+        load_classifier(classifier) if classifier is not None else str(run),
+        support,
+        [*query, *given],
+        C=C,
+        reject=reject,
+        device=device,
+        reporter=reporter,
+    )
+    for warning in report.warnings():
+        reporter.warn(warning)
+    if save is not None:
+        report.classifier.save(save)
+        reporter.note(f"classifier and encoder in {save} ({save.stat().st_size / 1e6:.1f} MB)")
+    if out is not None:
+        report.write_csv(out)
+        reporter.note(f"{len(report.predictions)} predictions in {out}")
+    if json:
+        typer.echo(dumps(report.to_dict()))
+        return
+    if out is None:
+        for row in report.predictions:
+            best = "" if row.unlike else f"  {max(row.probabilities):.0%}"
+            # A file name may hold bytes that a terminal cannot show.
+            name = row.file.encode("utf-8", "backslashreplace").decode()
+            typer.echo(f"{name}  {row.prediction}{best}")
+    typer.echo(report.summary())

@@ -1,0 +1,185 @@
+"""``eigenshot evaluate``: the protocols, each a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from eigenshot.evaluation.protocol import Bench
+
+evaluate = typer.Typer(no_args_is_help=True, help="Measure an encoder on labelled images.")
+
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")]
+BackboneOption = Annotated[
+    str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
+]
+NormaliseOption = Annotated[
+    str, typer.Option(help="Channel mean and deviation: of the encoder, or of the data itself.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TrainOption = Annotated[str, typer.Option(help="Labelled images to learn from.")]
+TestOption = Annotated[str, typer.Option(help="Labelled images of the same classes to test on.")]
+
+
+def _bench(run: Path, device: str, backbone: str | None, normalise: str) -> Bench:
+    from rich.console import Console
+
+    from eigenshot.evaluation.protocol import Bench
+    from eigenshot.reporter import ConsoleReporter
+
+    if backbone is not None and ":" in backbone:
+        sys.path.append(os.getcwd())  # a user's own code lies beside them
+    reporter = ConsoleReporter(Console(stderr=True))
+    return Bench(run, device, backbone, normalise, reporter)  # type: ignore[arg-type]
+
+
+@evaluate.command("fewshot")
+def fewshot(
+    run: RunArgument,
+    data: Annotated[
+        str, typer.Option(help="Labelled images: a folder with a sub-folder a class, …")
+    ],
+    split: Annotated[
+        str | None, typer.Option(help="Classes of a benchmark; test by default.")
+    ] = None,
+    ways: Annotated[int, typer.Option(help="Classes a task.")] = 5,
+    shots: Annotated[
+        list[int] | None, typer.Option(help="Examples a class; repeatable. 1 and 5 by default.")
+    ] = None,
+    queries: Annotated[int, typer.Option(help="Queries a class.")] = 15,
+    episodes: Annotated[int, typer.Option(help="Tasks.")] = 10_000,
+    classifier: Annotated[
+        str,
+        typer.Option(
+            help="logistic, ridge, nearest-centroid, cosine; or, transductive: "
+            "optimal-transport, laplacian-shot."
+        ),
+    ] = "logistic",
+    C: Annotated[float, typer.Option("-C", "--C", help="Inverse L2 strength.")] = 1.0,
+    transform: Annotated[
+        str, typer.Option(help="Of the features: none, l2, power or centre (with --base).")
+    ] = "l2",
+    base: Annotated[
+        str | None, typer.Option(help="The training images, whose mean 'centre' takes away.")
+    ] = None,
+    support_views: Annotated[
+        int, typer.Option(help="Random views of each example that join it.")
+    ] = 0,
+    select_on: Annotated[
+        str | None, typer.Option(help="Choose C and transform on these validation images.")
+    ] = None,
+    interval: Annotated[str, typer.Option(help="Of the mean: normal or student.")] = "normal",
+    seed: Annotated[int, typer.Option(help="Seed of the tasks.")] = 0,
+    backbone: BackboneOption = None,
+    normalise: NormaliseOption = "encoder",
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Few-shot accuracy with its 95 % interval, on frozen features."""
+    from eigenshot.evaluation.protocol import fewshot_of_run
+
+    results = fewshot_of_run(
+        _bench(run, device, backbone, normalise),
+        data,
+        split=split,
+        ways=ways,
+        shots=tuple(shots or (1, 5)),
+        queries=queries,
+        episodes=episodes,
+        C=C,
+        seed=seed,
+        classifier=classifier,
+        transform=transform,  # type: ignore[arg-type]
+        base=base,
+        support_views=support_views,
+        select_on=select_on,
+        interval=interval,  # type: ignore[arg-type]
+    )
+    if as_json:
+        record: dict[str, Any] = {str(result.shots): result.summary() for result, _ in results}
+        record |= {"classifier": classifier, "transductive": results[0][0].transductive}
+        record["selected"] = {
+            str(result.shots): {"C": chosen.C, "transform": chosen.transform}
+            for result, chosen in results
+            if chosen
+        }
+        typer.echo(json.dumps(record))
+        return
+    for result, chosen in results:
+        chance = f"guessing gives {100 / result.ways:.0f} %"
+        name = f"{result.ways}-way {result.shots}-shot"
+        typer.echo(f"{name}  {result}  ({episodes:,} episodes; {chance})")
+        if chosen:
+            typer.echo(
+                f"  with C={chosen.C:g} and transform '{chosen.transform}', "
+                f"chosen on validation classes ({chosen.accuracy:.2f} % there)"
+            )
+
+
+@evaluate.command("linear")
+def linear(
+    run: RunArgument,
+    train: TrainOption,
+    test: TestOption,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="The regularised optimum instead of the paper's SGD.")
+    ] = False,
+    C: Annotated[float, typer.Option("-C", "--C", help="Inverse L2 strength, with --exact.")] = 1.0,
+    epochs: Annotated[int, typer.Option(help="Of the SGD.")] = 100,
+    lr: Annotated[float, typer.Option(help="Of the SGD; falls tenfold at 60 and 80 %.")] = 30.0,
+    momentum: Annotated[float, typer.Option(help="Of the SGD; the paper leaves it open.")] = 0.9,
+    seed: Annotated[int, typer.Option(help="Seed of the SGD.")] = 0,
+    backbone: BackboneOption = None,
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Accuracy of a linear classifier on the frozen encoder, train and test of the same classes."""
+    from eigenshot.evaluation.protocol import linear_of_run
+
+    result = linear_of_run(
+        _bench(run, device, backbone, "encoder"),
+        train,
+        test,
+        exact=exact,
+        C=C,
+        epochs=epochs,
+        lr=lr,
+        momentum=momentum,
+        seed=seed,
+    )
+    typer.echo(json.dumps(result.summary()) if as_json else f"linear evaluation  {result}")
+
+
+@evaluate.command("knn")
+def knn(
+    run: RunArgument,
+    train: TrainOption,
+    test: TestOption,
+    neighbours: Annotated[int, typer.Option(help="Voters.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Of the votes exp(cosine / T).")] = 0.1,
+    backbone: BackboneOption = None,
+    normalise: NormaliseOption = "encoder",
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Accuracy of the weighted vote of the nearest training images."""
+    from eigenshot.evaluation.protocol import knn_of_run
+
+    accuracy = knn_of_run(
+        _bench(run, device, backbone, normalise),
+        train,
+        test,
+        neighbours=neighbours,
+        temperature=temperature,
+    )
+    record = {"accuracy": round(accuracy, 4), "neighbours": neighbours, "temperature": temperature}
+    typer.echo(
+        json.dumps(record) if as_json else f"{neighbours} nearest neighbours  {accuracy:.2f} %"
+    )
