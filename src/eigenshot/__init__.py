@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from eigenshot.encoder import Encoder, load_encoder
     from eigenshot.errors import UserError
     from eigenshot.estimator import DeepLaplacianEigenmaps
+    from eigenshot.evaluation.classifier import FewShotClassifier, FewShotLogistic
+    from eigenshot.evaluation.classifier_file import load_classifier
     from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
     from eigenshot.evaluation.logistic import LogisticFit, fit_logistic
     from eigenshot.methods import Method
@@ -22,6 +24,8 @@ __all__ = [
     "ArraySource",
     "DeepLaplacianEigenmaps",
     "Encoder",
+    "FewShotClassifier",
+    "FewShotLogistic",
     "FewShotResult",
     "LogisticFit",
     "Method",
@@ -30,6 +34,7 @@ __all__ = [
     "evaluate_fewshot",
     "fit_logistic",
     "list_backbones",
+    "load_classifier",
     "load_encoder",
     "load_folder",
     "load_npz",
@@ -39,6 +44,8 @@ _PLACES = {
     "ArraySource": "eigenshot.data.source",
     "DeepLaplacianEigenmaps": "eigenshot.estimator",
     "Encoder": "eigenshot.encoder",
+    "FewShotClassifier": "eigenshot.evaluation.classifier",
+    "FewShotLogistic": "eigenshot.evaluation.classifier",
     "FewShotResult": "eigenshot.evaluation.fewshot",
     "LogisticFit": "eigenshot.evaluation.logistic",
     "Method": "eigenshot.methods",
@@ -47,6 +54,7 @@ _PLACES = {
     "evaluate_fewshot": "eigenshot.evaluation.fewshot",
     "fit_logistic": "eigenshot.evaluation.logistic",
     "list_backbones": "eigenshot.networks",
+    "load_classifier": "eigenshot.evaluation.classifier_file",
     "load_encoder": "eigenshot.encoder",
     "load_folder": "eigenshot.data.folder",
     "load_npz": "eigenshot.data.source",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from eigenshot.cli_classify import classify
 from eigenshot.cli_embed import embed_command
 from eigenshot.cli_evaluate import evaluate
 from eigenshot.errors import TrainingDiverged, UserError
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(evaluate, name="evaluate")
+app.command("classify")(classify)
 app.command("embed")(embed_command)
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

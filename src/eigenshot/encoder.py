@@ -98,13 +98,16 @@ class Encoder:
 
     def save(self, path: str | Path) -> Path:
         """Write the encoder to one safetensors file; equal encoders give equal bytes."""
-        header = {
+        write_tensors(path, self.backbone.state_dict(), self.header(), kind=FORMAT)
+        return Path(path)
+
+    def header(self) -> dict[str, Any]:
+        """All but the weights, as plain values."""
+        return {
             "architecture": self.architecture,
             "preprocessing": asdict(self.preprocessing),
             "provenance": self.provenance,
         }
-        write_tensors(path, self.backbone.state_dict(), header, kind=FORMAT)
-        return Path(path)
 
 
 def encoder_path(path: str | Path) -> Path:
@@ -131,6 +134,17 @@ def load_encoder(path: str | Path, *, backbone: nn.Module | str | None = None) -
     """
     file = encoder_path(path)
     tensors, header = read_tensors(file, kind=FORMAT)
+    return encoder_from(tensors, header, str(file), backbone=backbone)
+
+
+def encoder_from(
+    tensors: dict[str, Tensor],
+    header: dict[str, Any],
+    file: str,
+    *,
+    backbone: nn.Module | str | None = None,
+) -> Encoder:
+    """The encoder of weights and a header as `Encoder.header` makes it; ``file`` is for errors."""
     try:
         fields = dict(header["preprocessing"])
         preprocessing = Preprocessing(
@@ -154,11 +168,11 @@ def load_encoder(path: str | Path, *, backbone: nn.Module | str | None = None) -
     elif name == "custom" or ":" in name:
         raise UserError(
             f"'{file}' was trained with a backbone of its user's ({name}); bring it along: "
-            "load_encoder(path, backbone=module), or --backbone package.module:Factory"
+            "backbone=module in Python, or --backbone package.module:Factory"
         )
     else:
         network = create_backbone(name, in_channels=channels, **options)
-    load_weights(network, tensors, str(file))
+    load_weights(network, tensors, file)
     network.eval()
     return Encoder(network, preprocessing, architecture, dict(header.get("provenance", {})))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_SHOWN = 20  # names; a longer list hides the message before it
+
 
 class UserError(ValueError):
     """Something the caller can mend: a wrong path, name, value or shape.
@@ -27,4 +29,5 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(known)}" if known else ""
+    shown = ", ".join(known[:_SHOWN]) + (", …" if len(known) > _SHOWN else "")
+    return f"; known: {shown}" if known else ""

@@ -24,7 +24,7 @@ from scipy.special import softmax
 from eigenshot.errors import UserError
 from eigenshot.evaluation.logistic import fit_logistic
 
-MAX_PARTS = 20  # a class of more images is left out in twentieths
+MAX_PARTS = 10  # a class of more images is left out in tenths
 DEFAULT_SHARPNESS = 3.0  # on unseen glyphs: 1.2 suits raw pixels, 5 a learned encoder
 # The logarithm of the sharpness has a normal prior of this width about the default: it keeps a
 # support without any held-out error from claiming certainty, and yields to a few dozen images.
@@ -32,7 +32,7 @@ _PRIOR_WIDTH = 1.0
 # One label in fifty may be wrong: a mislabelled image must not make all the others unsure.
 _WRONG_LABELS = 0.02
 _CANDIDATES = np.geomspace(0.05, 200.0, 400)  # 2 % apart
-_CHUNK_BYTES = 2**28
+_CHUNK_BYTES = 2**26
 
 
 @dataclass(frozen=True)

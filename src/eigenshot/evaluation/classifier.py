@@ -213,7 +213,8 @@ class FewShotClassifier(BaseEstimator):
         numbers = np.searchsorted(self.classes_, targets)
         scaled = unit_length(table.astype(np.float64)) if self.normalize else table.astype(float)
         self.assessment_, sharpness = assess(
-            hold_out(scaled, numbers, **options),
+            # One number is chosen from these: they need not be as exact as the classifier itself.
+            hold_out(scaled, numbers, **{**options, "tol": max(self.tol, 1e-5)}),
             numbers,
             class_names=[str(label) for label in self.classes_],
             image_names=names or tuple(f"image {row}" for row in range(len(table))),

@@ -6,8 +6,6 @@ coefficients a class and a feature an image of the support.
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eigenshot.encoder import Encoder, load_encoder
+from eigenshot.encoder import encoder_from
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.evaluation.assessment import Assessment
 from eigenshot.evaluation.classifier import FewShotClassifier, FewShotLogistic
@@ -25,7 +23,7 @@ from eigenshot.tensorfile import read_tensors, write_tensors
 FORMAT = "eigenshot-classifier"
 # The first five are those of the logistic regression.
 _OPTIONS = ("C", "normalize", "fit_intercept", "tol", "balanced", "calibrate", "reject")
-_WEIGHTS = "encoder file"  # the bytes of an encoder's own file
+_WEIGHTS = "encoder."  # before the names of the encoder's own weights
 
 
 def save_classifier(classifier: FewShotClassifier, path: str | Path) -> Path:
@@ -35,13 +33,13 @@ def save_classifier(classifier: FewShotClassifier, path: str | Path) -> Path:
     file = Path(path)
     if not file.parent.is_dir():
         raise UserError(f"no such folder: '{file.parent}'")
-    encoder = _encoder_bytes(classifier.encoder)
+    weights = classifier.encoder.backbone.state_dict()
     tensors = {
         "coef": torch.from_numpy(classifier.logistic_.coef_),
         "intercept": torch.from_numpy(classifier.logistic_.intercept_),
         "support": torch.from_numpy(classifier.support_),
         "support_labels": torch.from_numpy(classifier.support_labels_),
-        _WEIGHTS: torch.frombuffer(bytearray(encoder), dtype=torch.uint8),
+        **{f"{_WEIGHTS}{name}": tensor for name, tensor in weights.items()},
     }
     header = {
         "classes": _plain_labels(classifier.classes_),
@@ -49,16 +47,15 @@ def save_classifier(classifier: FewShotClassifier, path: str | Path) -> Path:
         "options": {name: _plain(getattr(classifier, name)) for name in _OPTIONS},
         "assessment": classifier.assessment_.to_dict(),
         "support_unreadable": [list(entry) for entry in classifier.support_unreadable_],
-        "encoder": {
-            "digest": hashlib.sha256(encoder).hexdigest(),
-            "architecture": classifier.encoder.architecture,
-        },
+        "encoder": classifier.encoder.header(),
     }
     write_tensors(file, tensors, header, kind=FORMAT)
     return file
 
 
-def load_classifier(path: str | Path, *, backbone: nn.Module | None = None) -> FewShotClassifier:
+def load_classifier(
+    path: str | Path, *, backbone: nn.Module | str | None = None
+) -> FewShotClassifier:
     """Read a classifier that `FewShotClassifier.save` wrote. No code in the file is ever run.
 
     Parameters
@@ -78,21 +75,10 @@ def load_classifier(path: str | Path, *, backbone: nn.Module | None = None) -> F
 
 
 def _rebuild(
-    file: Path, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
+    file: Path, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | str | None
 ) -> FewShotClassifier:
-    name = str(header["encoder"]["architecture"]["name"])
-    if backbone is None and (name == "custom" or ":" in name):
-        raise UserError(
-            f"'{file}' was made with a backbone of its user's ({name}); "
-            "load it with load_classifier(path, backbone=module)"
-        )
-    content = tensors[_WEIGHTS].numpy().tobytes()
-    if hashlib.sha256(content).hexdigest() != header["encoder"]["digest"]:
-        raise CorruptFileError(f"'{file}' is damaged: its encoder does not match its digest")
-    with tempfile.TemporaryDirectory() as folder:
-        inner = Path(folder) / "encoder.safetensors"
-        inner.write_bytes(content)
-        encoder = load_encoder(inner, backbone=backbone)
+    weights = {n.removeprefix(_WEIGHTS): t for n, t in tensors.items() if n.startswith(_WEIGHTS)}
+    encoder = encoder_from(weights, header["encoder"], str(file), backbone=backbone)
     options = {option: header["options"][option] for option in _OPTIONS}
     classifier = FewShotClassifier(encoder, **options)
     classes = np.array(header["classes"])
@@ -118,11 +104,6 @@ def _rebuild(
     reject = options["reject"]
     classifier.rejection_ = None if reject is None else fit_rejection(table, labels, reject)
     return classifier
-
-
-def _encoder_bytes(encoder: Encoder) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        return encoder.save(Path(folder) / "encoder.safetensors").read_bytes()
 
 
 def _plain_labels(classes: np.ndarray) -> list[Any]:

@@ -56,9 +56,9 @@ def ridge(support: Tensor, labels: Tensor, query: Tensor, *, C: float = 1.0) -> 
 
 
 def _through_support(centred: Tensor, mean: Tensor, query: Tensor, dual: Tensor) -> Tensor:
-    """(q − mean)ᵀ Xᵀ dual without forming the weights: n columns are fewer than d."""
-    inner = query @ centred.mT - mean @ centred.mT
-    return inner.to(dual.dtype) @ dual
+    """(q − mean)ᵀ Xᵀ dual, through the K weight vectors, which are fewer than the support."""
+    weights = centred.mT @ dual.to(centred.dtype)
+    return query @ weights - mean @ weights
 
 
 def class_means(support: Tensor, labels: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from eigenshot.errors import UserError, did_you_mean
 from eigenshot.evaluation.fewshot import checked_features
 
 _ROWS = 8192  # of a table that are converted or checked at once
-_BLOCK = 16384  # training images compared at once
+_BLOCK = 65_536  # training images compared at once
 
 
 def knn_accuracy(
@@ -30,7 +30,7 @@ def knn_accuracy(
     *,
     neighbours: int = 200,
     temperature: float = 0.1,
-    chunk: int = 1024,
+    chunk: int = 512,
     block: int = _BLOCK,
     device: torch.device | str = "cpu",
     class_names: Sequence[str] = (),
@@ -68,7 +68,7 @@ def leave_one_out_knn(
     *,
     neighbours: int = 20,
     temperature: float = 0.1,
-    chunk: int = 2048,
+    chunk: int = 512,
     block: int = _BLOCK,
     device: torch.device | str = "cpu",
 ) -> float:
@@ -116,12 +116,11 @@ def _nearest(
         cosines = queries @ vectors[start : start + block].T
         if first_row is not None and -len(cosines) < first_row - start < cosines.shape[1]:
             cosines.diagonal(first_row - start).fill_(-torch.inf)
-        found = cosines.topk(min(neighbours, cosines.shape[1]), dim=1)
+        found, places = cosines.topk(min(neighbours, cosines.shape[1]), dim=1)
         # The best so far against the best of this block.
-        candidates = torch.cat([best, found.values], dim=1)
-        chosen = candidates.topk(min(neighbours, candidates.shape[1]), dim=1)
-        best = chosen.values
-        rows = torch.cat([rows, found.indices + start], dim=1).gather(1, chosen.indices)
+        candidates = torch.cat([best, found], dim=1)
+        best, chosen = candidates.topk(min(neighbours, candidates.shape[1]), dim=1)
+        rows = torch.cat([rows, places + start], dim=1).gather(1, chosen)
     return best, rows
 
 

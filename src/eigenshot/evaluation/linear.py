@@ -275,7 +275,7 @@ def _minimise(objective: _Objective, tol: float, max_iterations: int) -> float:
     position = np.zeros((len(objective.factor) + 1) * objective.ways)
     options = {"maxiter": max_iterations, "maxfun": 10 * max_iterations, "gtol": 0.0}
     # float32 is several times faster; it ends where its rounding drowns the progress.
-    for dtype, options["ftol"] in ((torch.float32, 1e-8), (torch.float64, 0.0)):
+    for dtype, options["ftol"] in ((torch.float32, 1e-9), (torch.float64, 0.0)):
         arguments = {"args": (dtype, tol), "jac": True, "method": "L-BFGS-B", "options": options}
         try:
             position = minimize(objective, position, **arguments).x

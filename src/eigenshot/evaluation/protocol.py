@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from eigenshot.data.augment import View
 from eigenshot.data.opening import channel_statistics, is_benchmark, open_source, tell_passed_over
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
@@ -19,7 +20,7 @@ from eigenshot.evaluation.knn import aligned_labels, knn_accuracy
 from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_view
 from eigenshot.evaluation.selection import Selected, select_settings
 from eigenshot.evaluation.transforms import Transform
-from eigenshot.evaluation.views import extract_views
+from eigenshot.evaluation.views import extract_views, training_view
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
 
@@ -190,7 +191,7 @@ def linear_of_run(
         bench.encoder,
         train_source,
         test_source,
-        view=probe_view(bench.encoder),
+        view=_probe_view(bench.encoder),
         epochs=epochs,
         lr=lr,
         momentum=momentum,
@@ -198,6 +199,12 @@ def linear_of_run(
         device=bench.device,
         progress=bench.reporter.counting("training the linear classifier"),
     )
+
+
+def _probe_view(encoder: Encoder) -> View:
+    """Crops and flips, as is customary; the training's own views for what must not be flipped."""
+    kind = encoder.provenance.get("config", {}).get("augment", {}).get("kind", "simclr")
+    return probe_view(encoder) if kind == "simclr" else training_view(encoder)
 
 
 def knn_of_run(

@@ -13,7 +13,7 @@ import torch
 
 from eigenshot.data.folder import FolderSource, load_folder
 from eigenshot.data.opening import as_images, is_folder
-from eigenshot.data.source import Source
+from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Preprocessing
 from eigenshot.errors import UserError
 
@@ -45,17 +45,15 @@ def open_support(
     names = tuple(f"image {row}" for row in range(len(source)))
     unreadable: tuple[tuple[str, str], ...] = ()
     if isinstance(source, FolderSource):
+        if labels is None:
+            _check_every_class(images, source)
         names, unreadable = source.paths, source.unreadable
+        # Without its list of unreadable files, which are told here and need no second warning.
+        source = ArraySource(source.pixels, source.labels, source.class_names, source.name)
     if labels is not None:
         return Support(source, check_labels(labels, len(source)), names, unreadable)
     if source.labels is None:
-        raise UserError(
-            f"'{images}' has no sub-folders with images; expected a sub-folder for each class"
-            if isinstance(source, FolderSource)
-            else "expected labels, one an image, found none"
-        )
-    if isinstance(source, FolderSource):
-        _check_every_class(Path(images).expanduser(), source)
+        raise UserError("expected labels, one an image, found none")
     return Support(source, np.array(source.class_names)[source.labels], names, unreadable)
 
 
@@ -84,8 +82,16 @@ def _open(images: Any, shape: Preprocessing, progress: Callable[[int, int], None
     return as_images(images, image_size=shape.image_size, channels=shape.channels)
 
 
-def _check_every_class(folder: Path, source: FolderSource) -> None:
+def _check_every_class(images: Any, source: FolderSource) -> None:
     """A class without an image is a mistake to be named, not a class to be forgotten."""
+    if source.labels is None:
+        raise UserError(
+            f"'{images}' has images that lie in no sub-folder; "
+            "expected a sub-folder for each class and nothing beside"
+        )
+    if not isinstance(images, str | os.PathLike):
+        return  # a source that was opened elsewhere
+    folder = Path(images).expanduser()
     classes = sorted(
         entry.name
         for entry in folder.iterdir()

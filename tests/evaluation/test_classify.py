@@ -1,0 +1,212 @@
+"""Classifying a person's own images: folders in, a table out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from eigenshot.cli_classify import classify as command
+from eigenshot.errors import UserError
+from eigenshot.evaluation.classifier import FewShotClassifier
+from eigenshot.evaluation.classifier_file import load_classifier
+from eigenshot.evaluation.classify import NONE_OF_THESE, classify
+from tests.evaluation.test_classifier import small_encoder, stripes
+
+
+def write_pictures(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / label / f"{number}.png")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with an encoder, a support of three colours, and queries nested by colour."""
+    small_encoder().save(tmp_path / "encoder.safetensors")
+    write_pictures(tmp_path / "support", *stripes((3, 4, 5)))
+    write_pictures(tmp_path / "queries", *stripes((2, 2, 2), seed=1))
+    return tmp_path
+
+
+class TestReport:
+    def test_a_folder(self, place: Path) -> None:
+        report = classify(place, place / "support", place / "queries")
+        assert report.classes == ("blue", "green", "red")
+        assert report.support_counts == (3, 4, 5)
+        assert len(report.predictions) == 6
+        for row in report.predictions:
+            best = report.classes[int(np.argmax(row.probabilities))]
+            assert best == Path(row.file).parent.name
+            assert row.prediction in (best, NONE_OF_THESE)
+            assert Path(row.file).is_file()
+        summary = report.summary()
+        assert "support: blue 3, green 4, red 5" in summary
+        assert "95 % interval" in summary
+        assert "calibration error" in summary
+        assert "none of these: likeness at most" in summary
+
+    def test_files_and_what_is_no_image(self, place: Path) -> None:
+        (place / "broken.png").write_text("no image")
+        files = [place / "queries/blue/0.png", place / "broken.png", place / "missing.png"]
+        report = classify(small_encoder(), place / "support", files)
+        assert [Path(row.file).name for row in report.predictions] == ["0.png"]
+        assert [Path(file).name for file, _ in report.unreadable] == ["broken.png", "missing.png"]
+        assert any("broken.png" in warning for warning in report.warnings())
+        with pytest.raises(UserError, match="none of the 2 images to classify can be read"):
+            classify(small_encoder(), place / "support", files[1:])
+
+    def test_a_broken_file_in_a_folder(self, place: Path) -> None:
+        (place / "queries" / "b.png").write_text("no image")
+        report = classify(place, place / "support", place / "queries")
+        assert len(report.predictions) == 6
+        assert [Path(file).name for file, _ in report.unreadable] == ["b.png"]
+
+    def test_csv_and_json(self, place: Path) -> None:
+        (place / "queries" / "ünlesbar, sehr.png").write_text("no image")
+        report = classify(place, place / "support", place / "queries", reject=0)
+        report.write_csv(place / "predictions.csv")
+        with (place / "predictions.csv").open(encoding="utf-8", newline="") as handle:
+            rows = list(csv.DictReader(handle))
+        assert len(rows) == 7
+        assert rows[-1]["file"].endswith("ünlesbar, sehr.png")
+        assert rows[-1]["unreadable"]
+        assert rows[-1]["prediction"] == ""
+        for row, prediction in zip(rows, report.predictions, strict=False):
+            assert row["prediction"] == prediction.prediction
+            shares = [float(row[f"p({name})"]) for name in report.classes]
+            np.testing.assert_allclose(shares, prediction.probabilities, atol=1e-6)
+        content = json.loads(json.dumps(report.to_dict()))
+        assert content["support"] == {"blue": 3, "green": 4, "red": 5}
+        assert content["none_of_these"] is None
+        assert content["predictions"][0]["probabilities"].keys() == {"blue", "green", "red"}
+        assert content["assessment"]["accuracy"] == 1.0
+        assert len(content["unreadable"]) == 1
+
+    def test_an_unlike_image_is_none_of_these(self, place: Path) -> None:
+        write_pictures(place / "many", *stripes((12, 12, 12)))
+        noise = np.random.default_rng(0).integers(0, 2, (16, 16, 3)).astype(np.uint8) * 255
+        Image.fromarray(noise).save(place / "noise.png")
+        report = classify(place, place / "many", place / "noise.png")
+        assert report.predictions[0].prediction == NONE_OF_THESE
+        assert report.predictions[0].unlike
+        assert sum(report.predictions[0].probabilities) == pytest.approx(1)
+        never = classify(place, place / "many", place / "noise.png", reject=0)
+        assert never.predictions[0].prediction in report.classes
+
+    def test_a_mislabelled_image_is_warned_of(self, place: Path) -> None:
+        write_pictures(place / "many", *stripes((6, 6, 6)))
+        (place / "many/green/7.png").rename(place / "many/red/7.png")
+        report = classify(place, place / "many", place / "queries")
+        [warning] = report.warnings()
+        assert warning.startswith("probably mislabelled: red/7.png is labelled 'red'")
+
+    def test_a_fitted_classifier_keeps_its_rate_unless_told(self, place: Path) -> None:
+        model = FewShotClassifier(small_encoder(), reject=0.2).fit(place / "support")
+        queries = place / "queries"
+        assert classify(model, None, queries).classifier.rejection_ == model.rejection_
+        other = classify(model, None, queries, reject=0.4).classifier.rejection_
+        assert other is not None
+        assert other.rate == 0.4
+        assert classify(model, None, queries, reject=0).classifier.rejection_ is None
+        assert model.reject == 0.2  # it was not changed
+        with pytest.raises(UserError, match="has its support and its C"):
+            classify(model, place / "support", queries)
+
+
+class TestBadSupport:
+    def test_an_empty_class_is_named(self, place: Path) -> None:
+        (place / "support" / "yellow").mkdir()
+        with pytest.raises(UserError, match="class 'yellow' has no image"):
+            classify(place, place / "support", place / "queries")
+        (place / "support" / "yellow" / "a.png").write_text("no image")
+        with pytest.raises(UserError, match=r"'yellow' has no image.*cannot read yellow/a\.png"):
+            classify(place, place / "support", place / "queries")
+
+    def test_a_broken_support_image_is_left_out_and_told(self, place: Path) -> None:
+        (place / "support" / "red" / "a.png").write_text("no image")
+        report = classify(place, place / "support", place / "queries")
+        assert report.support_counts == (3, 4, 5)
+        assert any("support image left out: red/a.png" in line for line in report.warnings())
+
+    def test_one_class_no_classes_no_folder(self, place: Path) -> None:
+        images, labels = stripes((3,))
+        write_pictures(place / "one", images, labels)
+        with pytest.raises(UserError, match="found one class only: blue"):
+            classify(place, place / "one", place / "queries")
+        with pytest.raises(UserError, match="expected a sub-folder for each class"):
+            classify(place, place / "one" / "blue", place / "queries")
+        with pytest.raises(UserError, match="no such folder"):
+            classify(place, place / "suport", place / "queries")
+        with pytest.raises(UserError, match="expected a support folder"):
+            classify(place, None, place / "queries")
+        (place / "empty").mkdir()
+        (place / "empty" / "a.txt").write_text("text")
+        with pytest.raises(UserError, match="no image"):
+            classify(place, place / "support", place / "empty")
+        with pytest.raises(UserError, match="found none"):
+            classify(place, place / "support", [])
+
+
+class TestCommand:
+    @pytest.fixture
+    def app(self) -> typer.Typer:
+        app = typer.Typer()
+        app.command()(command)
+        return app
+
+    def run(self, app: typer.Typer, *arguments: object) -> str:
+        result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+        if result.exception is not None:
+            raise result.exception
+        return result.stdout
+
+    def test_from_the_support_and_from_a_file(self, app: typer.Typer, place: Path) -> None:
+        queries, kept = place / "queries", place / "colours.safetensors"
+        table = place / "predictions.csv"
+        common = ("--query", queries, "--json", "--reject", 0.1)
+        out = self.run(
+            app, place, "--support", place / "support", *common, "--save", kept, "--out", table
+        )
+        assert table.read_text().startswith("file,prediction,p(blue),p(green),p(red),likeness")
+        again = self.run(app, "--classifier", kept, "--query", queries, "--json")
+        assert json.loads(again) == json.loads(out)
+        assert load_classifier(kept).reject == 0.1
+        text = self.run(app, "--classifier", kept, "--query", queries)
+        assert "accuracy 100.0%" in text
+        assert len([line for line in text.splitlines() if ".png" in line]) == 6
+
+    def test_what_a_shell_makes_of_a_star(self, app: typer.Typer, place: Path) -> None:
+        files = sorted((place / "queries").rglob("*.png"))
+        out = self.run(app, place, "--support", place / "support", "--json", "--query", *files)
+        assert len(json.loads(out)["predictions"]) == 6
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--query", "q"], "expected a run's folder, or --classifier FILE"),
+            (["run", "--query", "q"], "expected --support"),
+            (["run", "--support", "s"], "expected --query"),
+            (["--classifier", "c", "--query", "q", "-C", "2"], "leave out --support and --C"),
+            (
+                ["run", "--support", "s", "--query", "q", "--out", "no/p.csv"],
+                "no such folder: 'no'",
+            ),
+        ],
+    )
+    def test_misuse(self, app: typer.Typer, arguments: list[str], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            self.run(app, *arguments)
+
+    def test_importing_it_does_not_import_torch(self) -> None:
+        code = "import sys, eigenshot.cli_classify; print('torch' in sys.modules)"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert found.stdout.strip() == "False"
