@@ -19,7 +19,7 @@ def blocks() -> list[str]:
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
-    for folder in ("photos", *(f"labelled/{name}" for name in "abcde")):
+    for folder in ("photos", "new", *(f"examples/{name}" for name in "abcde")):
         (tmp_path / folder).mkdir(parents=True)
         for number in range(16):
             pixels = generator.integers(0, 256, (24, 24, 3), dtype=np.uint8)
@@ -28,10 +28,9 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     first, second = blocks()
     names: dict[str, object] = {}
     exec(first.replace("epochs=20", "epochs=1").replace("verbose=True", "verbose=False"), names)
-    assert names["features"].shape == (80, 256)  # type: ignore[attr-defined]
-    names["points"] = generator.normal(size=(60, 3))
+    assert names["features"].shape == (16, 256)  # type: ignore[attr-defined]
     exec(second, names)
-    assert names["embedding"].shape == (60, 2)  # type: ignore[attr-defined]
+    assert names["embedding"].shape == (500, 2)  # type: ignore[attr-defined]
 
 
 def test_the_table_of_the_readme_is_the_result_file() -> None:

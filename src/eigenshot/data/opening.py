@@ -100,7 +100,7 @@ def as_images(images: Any, *, image_size: int, channels: int) -> Source:
         images = np.stack([np.asarray(entry) for entry in images])
     source = open_source(images, image_size=image_size, channels=channels)
     skipped = getattr(source, "unreadable", ())
-    if skipped:  # without a reporter at hand; rows and files would no longer match unnoticed
+    if skipped and source is not images:  # else rows and files would no longer match unnoticed
         warnings.warn(f"skipped {len(skipped)} unreadable files of '{images}'", stacklevel=3)
     return source
 
