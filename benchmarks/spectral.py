@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -25,9 +24,12 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from sklearn.datasets import make_swiss_roll
 from sklearn.manifold import spectral_embedding
 
+from eigenshot.files import write_json
+from eigenshot.hardware import environment
 from eigenshot.spectral import laplacian_eigenmaps, neighbour_graph
 
 SOLVERS = ("eigenshot", "scipy", "scikit-learn lobpcg", "scikit-learn arpack")
@@ -177,23 +179,14 @@ def main() -> None:
                 "memory_gib",
             )
         },
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "scipy", "scikit-learn")},
-        },
+        "libraries": {name: version(name) for name in ("scipy", "scikit-learn")},
         "cpu_count": os.cpu_count(),
         "load_average_at_end": [round(x, 2) for x in os.getloadavg()],
         "duration_seconds": round(time.perf_counter() - start, 1),
         "results": results,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = options.out.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        json.dump(report, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(options.out)
+    write_json(options.out, {**report, **environment(torch.device("cpu"))})
     print(f"\nwritten to {options.out}")
 
 
