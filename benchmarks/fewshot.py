@@ -19,7 +19,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from eigenshot.evaluation.episodes import Episodes, draw_episodes
-from eigenshot.evaluation.fewshot import evaluate_fewshot, unit_length
+from eigenshot.evaluation.fewshot import evaluate_fewshot
+from eigenshot.evaluation.tables import unit_length
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
 

@@ -95,6 +95,12 @@ def test_pretrain_and_evaluate_glyphs(shell: Shell, tmp_path: Path) -> None:
     assert {"1", "5", "classifier", "transductive"} <= set(result)
     assert result["1"]["episodes"] == 20
     assert 20 < result["1"]["accuracy"] < result["5"]["accuracy"] < 100
+    code, out, err = shell(
+        "evaluate", "fewshot", run, "--data", "glyphs", "--episodes", 20, "--against", run
+    )
+    assert code == 0, err
+    assert out.count("+0.00 ± 0.00 against") == 2
+    assert "taken from the cache" in err, "features are computed once"
 
 
 def test_pretrain_and_evaluate_a_folder(shell: Shell, photos: Path, tmp_path: Path) -> None:
@@ -250,3 +256,36 @@ def test_help_names_what_there_is(shell: Shell) -> None:
     _, out, _ = shell("pretrain", "--help")
     words = set(re.findall(r"[\w-]+", out))
     assert {*list_recipes(), *list_methods(), *list_backbones()} <= words
+
+
+def test_classify_own_images(shell: Shell, photos: Path, tmp_path: Path) -> None:
+    """From a run to predictions, and again from the kept classifier."""
+    run = tmp_path / "run"
+    assert shell("pretrain", photos, "--out", run, "--epochs", 1, "--device", "cpu")[0] == 0
+    table, kept = tmp_path / "predictions.csv", tmp_path / "kept.safetensors"
+    arguments = ("--query", photos / "cat", "--out", table)
+    code, _, err = shell("classify", run, "--support", photos, *arguments, "--save", kept)
+    assert code == 0, err
+    first = table.read_text()
+    assert first.splitlines()[0].count(",") >= 3, "file, class, and a probability for each class"
+    assert len(first.splitlines()) == 13
+    assert shell("classify", "--classifier", kept, *arguments)[0] == 0
+    assert table.read_text() == first
+    assert "--support" in shell.refused("classify", run, "--query", photos / "cat")
+
+
+def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert shell("pretrain", photos, "--out", run, "--epochs", 1, "--device", "cpu")[0] == 0
+    code, _, err = shell("embed", run, photos, "--out", tmp_path / "features.npz")
+    assert code == 0, err
+    with np.load(tmp_path / "features.npz") as stored:
+        assert stored["features"].shape == (24, 256)
+    both = ("--train", photos, "--test", photos)
+    code, out, err = shell("evaluate", "knn", run, *both, "--neighbours", 1, "--json")
+    assert code == 0, err
+    assert json.loads(out)["accuracy"] == 100.0, "every image is its own nearest neighbour"
+    code, out, _ = shell("evaluate", "linear", run, *both, "--exact", "--json")
+    assert (code, json.loads(out)["protocol"]) == (0, "exact")
+    code, out, _ = shell("evaluate", "linear", run, *both, "--epochs", 1)
+    assert "(sgd)" in out

@@ -75,6 +75,9 @@ def fewshot(
     select_on: Annotated[
         str | None, typer.Option(help="Choose C and transform on these validation images.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another run, to compare on the same tasks.")
+    ] = None,
     interval: Annotated[str, typer.Option(help="Of the mean: normal or student.")] = "normal",
     seed: Annotated[int, typer.Option(help="Seed of the tasks.")] = 0,
     backbone: BackboneOption = None,
@@ -83,25 +86,30 @@ def fewshot(
     device: DeviceOption = "auto",
 ) -> None:
     """Few-shot accuracy with its 95 % interval, on frozen features."""
+    from eigenshot.evaluation.fewshot import paired_difference
     from eigenshot.evaluation.protocol import fewshot_of_run
 
-    results = fewshot_of_run(
-        _bench(run, device, backbone, normalise),
-        data,
-        split=split,
-        ways=ways,
-        shots=tuple(shots or (1, 5)),
-        queries=queries,
-        episodes=episodes,
-        C=C,
-        seed=seed,
-        classifier=classifier,
-        transform=transform,  # type: ignore[arg-type]
-        base=base,
-        support_views=support_views,
-        select_on=select_on,
-        interval=interval,  # type: ignore[arg-type]
-    )
+    settings: dict[str, Any] = {
+        "split": split,
+        "ways": ways,
+        "shots": tuple(shots or (1, 5)),
+        "queries": queries,
+        "episodes": episodes,
+        "C": C,
+        "seed": seed,
+        "classifier": classifier,
+        "transform": transform,
+        "base": base,
+        "support_views": support_views,
+        "select_on": select_on,
+        "interval": interval,
+    }
+    results = fewshot_of_run(_bench(run, device, backbone, normalise), data, **settings)
+    differences: dict[int, tuple[float, float]] = {}
+    if against is not None:
+        others = fewshot_of_run(_bench(against, device, backbone, normalise), data, **settings)
+        for (result, _), (other, _) in zip(results, others, strict=True):
+            differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]
     if as_json:
         record: dict[str, Any] = {str(result.shots): result.summary() for result, _ in results}
         record |= {"classifier": classifier, "transductive": results[0][0].transductive}
@@ -109,6 +117,10 @@ def fewshot(
             str(result.shots): {"C": chosen.C, "transform": chosen.transform}
             for result, chosen in results
             if chosen
+        }
+        record["against"] = {
+            str(count): {"difference": round(mean, 4), "ci95": round(width, 4)}
+            for count, (mean, width) in differences.items()
         }
         typer.echo(json.dumps(record))
         return
@@ -121,6 +133,9 @@ def fewshot(
                 f"  with C={chosen.C:g} and transform '{chosen.transform}', "
                 f"chosen on validation classes ({chosen.accuracy:.2f} % there)"
             )
+        if result.shots in differences:
+            mean, width = differences[result.shots]
+            typer.echo(f"  {mean:+.2f} ± {width:.2f} against {against} on the same tasks")
 
 
 @evaluate.command("linear")

@@ -18,7 +18,8 @@ from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import logistic
 from eigenshot.evaluation.episodes import draw_episodes
-from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot, unit_length
+from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
+from eigenshot.evaluation.tables import unit_length
 from eigenshot.files import write_json
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import ConsoleReporter

@@ -11,8 +11,9 @@ from sklearn.neighbors import KNeighborsClassifier
 import eigenshot
 from eigenshot.errors import UserError
 from eigenshot.evaluation.episodes import draw_episodes
-from eigenshot.evaluation.fewshot import evaluate_fewshot, unit_length
+from eigenshot.evaluation.fewshot import evaluate_fewshot
 from eigenshot.evaluation.knn import leave_one_out_knn
+from eigenshot.evaluation.tables import unit_length
 
 
 @pytest.fixture

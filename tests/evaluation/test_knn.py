@@ -14,14 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
-from eigenshot.evaluation.fewshot import unit_length
-from eigenshot.evaluation.knn import (
-    aligned_labels,
-    checked_table,
-    knn_accuracy,
-    leave_one_out_knn,
-    unit_rows,
-)
+from eigenshot.evaluation.knn import knn_accuracy, leave_one_out_knn, unit_rows
+from eigenshot.evaluation.tables import aligned_labels, checked_table, unit_length
 
 Tables = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

@@ -14,10 +14,10 @@ from eigenshot import Encoder, create_backbone
 from eigenshot.data.source import ArraySource
 from eigenshot.encoder import Preprocessing
 from eigenshot.errors import TrainingDiverged, UserError
-from eigenshot.evaluation.fewshot import unit_length
 from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_rate
 from eigenshot.evaluation.linear import probe_view as view_for
 from eigenshot.evaluation.logistic import NotConverged
+from eigenshot.evaluation.tables import unit_length
 from eigenshot.randomness import numpy_generator, torch_generator
 from tests.evaluation.test_knn import LargestTensor, Tables, clusters
 

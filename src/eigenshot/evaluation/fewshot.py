@@ -13,6 +13,7 @@ from torch import Tensor
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import Classifier, get_classifier
 from eigenshot.evaluation.episodes import Episodes, draw_episodes
+from eigenshot.evaluation.tables import checked_features
 from eigenshot.evaluation.transforms import Transform, transform_features
 
 Interval = Literal["normal", "student"]
@@ -220,40 +221,3 @@ def paired_difference(
         )
     difference = one.per_episode - other.per_episode
     return float(difference.mean()), half_width(difference, interval)
-
-
-def unit_length(features: np.ndarray) -> np.ndarray:
-    """Every row divided by its Euclidean length; a zero row stays zero. Shape ``(N, d)``."""
-    lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.where(lengths > 0, lengths, 1.0)
-
-
-def checked_features(
-    features: np.ndarray | Tensor, labels: np.ndarray | Tensor
-) -> tuple[np.ndarray, np.ndarray]:
-    """Features ``(N, d)`` and labels as int64 ``(N,)``, or a sentence saying why not."""
-    table = _on_host(features)
-    if not np.issubdtype(table.dtype, np.floating):
-        table = table.astype(np.float64)
-    targets = np.asarray(_on_host(labels))
-    if table.ndim != 2:
-        raise UserError(f"features must have shape (N, d), found {table.shape}")
-    if targets.shape != (len(table),):
-        raise UserError(
-            f"labels must have shape ({len(table)},) to match the features, found {targets.shape}"
-        )
-    if not np.issubdtype(targets.dtype, np.integer):
-        raise UserError(f"labels must be integers, found {targets.dtype}")
-    broken = np.flatnonzero(~np.isfinite(table).all(axis=1))
-    if len(broken):
-        shown = ", ".join(str(row) for row in broken[:5]) + (" …" if len(broken) > 5 else "")
-        raise UserError(f"{len(broken)} feature rows are not finite (rows {shown})")
-    return table, targets.astype(np.int64)
-
-
-def _on_host(values: np.ndarray | Tensor) -> np.ndarray:
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    on_host = values.detach().cpu()
-    array: np.ndarray = (on_host.float() if on_host.dtype == torch.bfloat16 else on_host).numpy()
-    return array

@@ -23,8 +23,8 @@ from eigenshot.data.augment import View, create_view
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import TrainingDiverged, UserError
-from eigenshot.evaluation.knn import Split, check_positive, checked_split, source_classes
 from eigenshot.evaluation.logistic import NotConverged
+from eigenshot.evaluation.tables import Split, check_positive, checked_split, source_classes
 from eigenshot.randomness import numpy_generator, torch_generator
 
 _SAMPLE = 32_768  # rows that tell the covariance well enough for a preconditioner

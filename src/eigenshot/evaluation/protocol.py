@@ -16,9 +16,10 @@ from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.features import extract_features
 from eigenshot.evaluation.fewshot import FewShotResult, Interval, evaluate_fewshot
-from eigenshot.evaluation.knn import aligned_labels, knn_accuracy
+from eigenshot.evaluation.knn import knn_accuracy
 from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_view
 from eigenshot.evaluation.selection import Selected, select_settings
+from eigenshot.evaluation.tables import aligned_labels
 from eigenshot.evaluation.transforms import Transform
 from eigenshot.evaluation.views import extract_views, training_view
 from eigenshot.hardware import choose_device

@@ -12,8 +12,9 @@ from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.episodes import draw_episodes
-from eigenshot.evaluation.fewshot import evaluate_fewshot, unit_length
+from eigenshot.evaluation.fewshot import evaluate_fewshot
 from eigenshot.evaluation.knn import leave_one_out_knn
+from eigenshot.evaluation.tables import unit_length
 from eigenshot.randomness import numpy_generator
 
 _GRAPH_IMAGES = 1000  # the batch whose neighbour graph is measured
