@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +49,9 @@ def classify(
     C: Annotated[
         float | None, typer.Option("-C", "--C", help="Inverse L2 strength; 1 by default.")
     ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
@@ -72,13 +77,18 @@ def classify(
 
     from rich.console import Console
 
+    from eigenshot.encoder import load_encoder
     from eigenshot.evaluation.classifier_file import load_classifier
     from eigenshot.evaluation.classify import classify as classify_images
     from eigenshot.reporter import ConsoleReporter
 
     reporter = ConsoleReporter(Console(stderr=True))
+    if backbone is not None and ":" in backbone:
+        sys.path.append(os.getcwd())  # a user's own code lies beside them
     report = classify_images(
-        load_classifier(classifier) if classifier is not None else str(run),
+        load_encoder(run, backbone=backbone)
+        if run is not None
+        else load_classifier(str(classifier), backbone=backbone),
         support,
         [*query, *given],
         C=C,

@@ -119,7 +119,7 @@ class TestAccuracy:
             (lambda f, y: (f[0], y), r"shape \(N, d\), found \(12,\)"),
             (lambda f, y: (f, y[:-1]), r"labels must have shape \(200,\)"),
             (lambda f, y: (f, y + 0.5), "labels must be integers, found float64"),
-            (lambda f, y: (np.where(f == f[7], np.nan, f), y), r"not finite \(rows 7\)"),
+            (lambda f, y: (np.where(f == f[7], np.nan, f), y), r"hold NaN or infinity \(rows 7\)"),
         ],
     )
     def test_bad_input(self, clusters: tuple, change, message: str) -> None:  # type: ignore[no-untyped-def, type-arg]

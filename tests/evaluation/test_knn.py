@@ -146,7 +146,9 @@ class TestChecks:
     def test_rows_that_are_not_finite_are_named(self, which: int, role: str, value: float) -> None:
         tables = clusters()
         tables[which][[3, 8], 2] = value
-        with pytest.raises(UserError, match=rf"{role} features: 2 .* not finite \(rows 3, 8\)"):
+        with pytest.raises(
+            UserError, match=rf"{role} features: 2 .* hold NaN or infinity \(rows 3, 8\)"
+        ):
             knn_accuracy(*tables)
 
     @pytest.mark.parametrize("option", ["neighbours", "temperature", "chunk", "block"])

@@ -166,7 +166,12 @@ class TestConvergence:
         (np.zeros((4, 3)), np.zeros(4), {}, "labels must be whole numbers, found torch.float64"),
         (np.zeros((4, 3)), np.zeros(4, int), {}, "two classes at least"),
         (np.zeros((4, 3)), np.array([0, 0, 2, 2]), {}, "class 1 has no support in problem 0"),
-        (np.full((4, 3), np.nan), np.arange(4) % 2, {}, r"4 feature rows are not finite \(rows 0"),
+        (
+            np.full((4, 3), np.nan),
+            np.arange(4) % 2,
+            {},
+            r"4 feature rows hold NaN .* \(rows 0",
+        ),
         (np.zeros((4, 3)), np.arange(4) % 2, {"C": 0.0}, "C and tol must be positive"),
     ],
 )

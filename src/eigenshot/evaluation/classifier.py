@@ -20,6 +20,7 @@ from eigenshot.evaluation.calibration import balance, hold_out, logit_spread, te
 from eigenshot.evaluation.logistic import fit_logistic
 from eigenshot.evaluation.rejection import check_rate, fit_rejection, likeness_to
 from eigenshot.evaluation.support import check_labels, open_support
+from eigenshot.evaluation.tables import check_finite
 
 
 class FewShotLogistic(ClassifierMixin, BaseEstimator):
@@ -108,14 +109,6 @@ class FewShotLogistic(ClassifierMixin, BaseEstimator):
 
     def _scaled(self, table: np.ndarray) -> np.ndarray:
         return unit_length(table) if self.normalize else table
-
-
-def check_finite(features: np.ndarray) -> None:
-    """Name the rows of ``(n, d)`` that are not finite."""
-    broken = np.flatnonzero(~np.isfinite(features).all(axis=1))
-    if len(broken):
-        shown = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
-        raise UserError(f"{len(broken)} feature rows hold NaN or infinity (rows {shown})")
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def _check(x: Tensor, y: Tensor, C: float, tol: float) -> int:
     broken = torch.nonzero(~torch.isfinite(x).all(dim=2) & (y >= 0))
     if len(broken):
         shown = ", ".join(str(int(row[1])) for row in broken[:5])
-        raise UserError(f"{len(broken)} feature rows are not finite (rows {shown})")
+        raise UserError(f"{len(broken)} feature rows hold NaN or infinity (rows {shown})")
     ways = int(y.max()) + 1
     if ways < 2:
         raise UserError("two classes at least are needed to tell apart, found one")

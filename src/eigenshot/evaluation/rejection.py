@@ -7,10 +7,9 @@ class has, and their q-quantile tolerates a false-alarm rate of q. The more imag
 nearer is the nearest. So each size of class has a threshold of its own, made as if every class had
 that many images, and an image is held against the threshold of the class it is nearest to.
 
-On glyphs, the nearest image tells unknown characters from known ones better than the nearest class
-mean, the mean likeness to a class, or a likeness relative to the neighbour's own does (areas under
-the curve 0.97, 0.96, 0.95 and 0.94 with five classes of five images). The classifier's own
-probability is no such rule: it adds up to one over the known classes.
+The nearest image tells unknown characters from known ones better than the nearest class mean does
+(``benchmarks/classify.py`` measures the rule). The classifier's own probability is no such rule: it
+adds up to one over the known classes.
 """
 
 from __future__ import annotations

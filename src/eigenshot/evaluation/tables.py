@@ -22,6 +22,14 @@ def unit_length(features: np.ndarray) -> np.ndarray:
     return features / np.where(lengths > 0, lengths, 1.0)
 
 
+def check_finite(features: np.ndarray) -> None:
+    """Name the rows of ``(n, d)`` that are not finite."""
+    broken = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    if len(broken):
+        shown = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
+        raise UserError(f"{len(broken)} feature rows hold NaN or infinity (rows {shown})")
+
+
 def checked_features(
     features: np.ndarray | Tensor, labels: np.ndarray | Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -38,10 +46,7 @@ def checked_features(
         )
     if not np.issubdtype(targets.dtype, np.integer):
         raise UserError(f"labels must be integers, found {targets.dtype}")
-    broken = np.flatnonzero(~np.isfinite(table).all(axis=1))
-    if len(broken):
-        shown = ", ".join(str(row) for row in broken[:5]) + (" …" if len(broken) > 5 else "")
-        raise UserError(f"{len(broken)} feature rows are not finite (rows {shown})")
+    check_finite(table)
     return table, targets.astype(np.int64)
 
 
