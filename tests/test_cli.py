@@ -200,7 +200,7 @@ class TestBadInput:
         for run, sentence in (
             (tmp_path / "none", "no such run or encoder file"),
             (tmp_path, "is no run: it holds no encoder.safetensors"),
-            (tmp_path / "junk.safetensors", "is damaged or no safetensors file"),
+            (tmp_path / "junk.safetensors", "is no safetensors file, or a damaged one"),
         ):
             assert sentence in shell.refused("evaluate", "fewshot", run, *data)
 
@@ -272,6 +272,10 @@ def test_classify_own_images(shell: Shell, photos: Path, tmp_path: Path) -> None
     assert shell("classify", "--classifier", kept, *arguments)[0] == 0
     assert table.read_text() == first
     assert "--support" in shell.refused("classify", run, "--query", photos / "cat")
+    common = ("classify", run, "--support", photos, "--query", photos)
+    assert "name the same file" in shell.refused(*common, "--out", kept, "--save", kept)
+    assert "found a folder" in shell.refused(*common, "--out", tmp_path)
+    assert kept.read_bytes(), "nothing was lost"
 
 
 def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Path) -> None:
@@ -289,3 +293,8 @@ def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Pat
     assert (code, json.loads(out)["protocol"]) == (0, "exact")
     code, out, _ = shell("evaluate", "linear", run, *both, "--epochs", 1)
     assert "(sgd)" in out
+    few = ("evaluate", "fewshot", run, "--data", photos, "--ways", 2, "--queries", 5)
+    assert "same images" in shell.refused(*few, "--select-on", photos)
+    assert "needs --base" in shell.refused(*few, "--transform", "centre")
+    assert "did you mean 'ridge'" in shell.refused(*few, "--classifier", "rige")
+    assert "use --ways 2 or fewer" in shell.refused(*few[:-4], "--ways", 7)

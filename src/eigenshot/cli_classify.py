@@ -72,6 +72,10 @@ def classify(
     for file in (out, save):
         if file is not None and not file.parent.is_dir():
             raise UserError(f"no such folder: '{file.parent}'")
+        if file is not None and file.is_dir():
+            raise UserError(f"expected a file to write, found a folder: '{file}'")
+    if out is not None and save is not None and out.resolve() == save.resolve():
+        raise UserError(f"--out and --save name the same file, '{out}': give each its own")
 
     from json import dumps
 

@@ -113,8 +113,17 @@ def fewshot(
     if as_json:
         record: dict[str, Any] = {str(result.shots): result.summary() for result, _ in results}
         record |= {"classifier": classifier, "transductive": results[0][0].transductive}
+        record["protocol"] = {
+            **{name: value for name, value in settings.items() if name != "shots"},
+            "data": data,
+            "normalise": normalise,
+        }
         record["selected"] = {
-            str(result.shots): {"C": chosen.C, "transform": chosen.transform}
+            str(result.shots): {
+                "C": chosen.C,
+                "transform": chosen.transform,
+                "validation_accuracy": round(chosen.accuracy, 4),
+            }
             for result, chosen in results
             if chosen
         }
@@ -126,7 +135,7 @@ def fewshot(
         return
     for result, chosen in results:
         chance = f"guessing gives {100 / result.ways:.0f} %"
-        name = f"{result.ways}-way {result.shots}-shot"
+        name = f"{result.ways}-way {result.shots}-shot, {classifier}"
         typer.echo(f"{name}  {result}  ({episodes:,} episodes; {chance})")
         if chosen:
             typer.echo(
@@ -196,5 +205,7 @@ def knn(
     )
     record = {"accuracy": round(accuracy, 4), "neighbours": neighbours, "temperature": temperature}
     typer.echo(
-        json.dumps(record) if as_json else f"{neighbours} nearest neighbours  {accuracy:.2f} %"
+        json.dumps(record)
+        if as_json
+        else f"at most {neighbours} nearest neighbours  {accuracy:.2f} %"
     )

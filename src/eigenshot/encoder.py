@@ -116,7 +116,9 @@ def encoder_path(path: str | Path) -> Path:
     if file.is_dir():
         if not (file / FILE_NAME).is_file():
             if (file / "config.toml").is_file():
-                raise UserError(f"the run in '{path}' is unfinished: pretrain it to its end first")
+                raise UserError(
+                    f"the run in '{path}' is unfinished: go on with it by pretrain … --resume first"
+                )
             raise UserError(f"'{path}' is no run: it holds no {FILE_NAME}")
         return file / FILE_NAME
     if not file.is_file():

@@ -54,6 +54,8 @@ def read_tensors(path: str | Path, *, kind: str | None) -> tuple[dict[str, Tenso
     A file that is truncated, altered, or from another program is a `CorruptFileError`.
     """
     file = Path(path)
+    if file.is_dir():
+        raise UserError(f"expected a file, found a folder: '{path}'")
     if not file.is_file():
         raise UserError(f"no such file: '{path}'")
     try:
@@ -62,7 +64,7 @@ def read_tensors(path: str | Path, *, kind: str | None) -> tuple[dict[str, Tenso
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise CorruptFileError(
-            f"'{path}' is damaged or no safetensors file ({error}); put back a whole copy"
+            f"'{path}' is no safetensors file, or a damaged one that needs a whole copy ({error})"
         ) from error
     if _ENTRY not in metadata:
         if kind is None:

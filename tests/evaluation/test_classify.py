@@ -52,7 +52,7 @@ class TestReport:
         assert "support: blue 3, green 4, red 5" in summary
         assert "95 % interval" in summary
         assert "calibration error" in summary
-        assert "none of these: likeness at most" in summary
+        assert "is none of these: " in summary
 
     def test_files_and_what_is_no_image(self, place: Path) -> None:
         (place / "broken.png").write_text("no image")

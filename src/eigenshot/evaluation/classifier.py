@@ -185,6 +185,11 @@ class FewShotClassifier(BaseEstimator):
         images : a folder with a sub-folder a class, or whatever `Encoder.transform` takes.
         labels : one an image; None takes them from the folder or source.
         """
+        if not isinstance(self.encoder, Encoder):
+            raise UserError(
+                f"expected an encoder, found {type(self.encoder).__name__}: "
+                "load_encoder(path) reads one from a run"
+            )
         support = open_support(images, labels, self.encoder.preprocessing)
         self.fit_features(self._features(support.source), support.labels, support.names)
         self.support_unreadable_ = support.unreadable
@@ -196,6 +201,8 @@ class FewShotClassifier(BaseEstimator):
         """Fit to features ``(n, d)`` that the encoder made; ``names`` are for messages."""
         table = self._checked(features)
         targets = check_labels(labels, len(table))
+        if not self.C > 0:
+            raise UserError(f"C must be positive, found {self.C}")
         if self.reject is not None:
             check_rate(self.reject)
         options: dict[str, Any] = {
@@ -246,7 +253,8 @@ class FewShotClassifier(BaseEstimator):
 
     def predict(self, images: Any) -> np.ndarray:
         """The most probable label of each image ``(m,)``; `judge` says which are none of them."""
-        predicted: np.ndarray = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        probabilities = self.predict_proba(images)  # first: it says when nothing is fitted yet
+        predicted: np.ndarray = self.classes_[probabilities.argmax(axis=1)]
         return predicted
 
     def score(self, images: Any, labels: Any = None) -> float:

@@ -92,12 +92,13 @@ class Report:
         columns = [f"p({name})" for name in self.classes]
         text = io.StringIO(newline="")
         table = csv.writer(text)
-        table.writerow(["file", "prediction", *columns, "likeness", "unreadable"])
+        table.writerow(["file", "prediction", *columns, "likeness", "none_of_these", "unreadable"])
         for row in self.predictions:
             shares = [f"{value:.6f}" for value in row.probabilities]
-            table.writerow([row.file, row.prediction, *shares, f"{row.likeness:.6f}", ""])
+            unlike = "yes" if row.unlike else "no"
+            table.writerow([row.file, row.prediction, *shares, f"{row.likeness:.6f}", unlike, ""])
         for file, reason in self.unreadable:
-            table.writerow([file, "", *[""] * len(columns), "", reason])
+            table.writerow([file, "", *[""] * len(columns), "", "", reason])
         with atomic_write(path) as handle:
             # A file name may hold bytes that are no text in any encoding.
             handle.write(text.getvalue().encode("utf-8", "backslashreplace"))
@@ -115,8 +116,8 @@ class Report:
             known = rule.measured
             rate = "unknown" if known is None else f"{known:.1%} of the support"
             lines.append(
-                f"none of these: likeness at most {_span(rule.thresholds)}, "
-                f"{rule.rule} (false alarms: {rate})"
+                f"an image less alike than {_span(rule.thresholds)} is none of these: "
+                f"{rule.rule}; false alarms: {rate}, asked for {rule.rate:.1%}"
             )
         tallies = [f"{name} {found.count(name)}" for name in (*self.classes, NONE_OF_THESE)]
         lines.append(f"{len(found)} images: " + ", ".join(tallies))

@@ -53,7 +53,10 @@ def draw_episodes(
             raise UserError(f"{name} must be at least {least}, found {value}")
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) < ways:
-        raise UserError(f"{ways}-way episodes need {ways} classes, found {len(classes)}")
+        raise UserError(
+            f"{ways}-way episodes need {ways} classes, found {len(classes)}; "
+            f"use --ways {len(classes)} or fewer"
+        )
     needed = shots + queries
     if counts.min() < needed:
         worst = int(counts.argmin())

@@ -210,6 +210,8 @@ class LogisticFit:
             raise UserError(
                 f"expected features of width {self.coef.shape[-1]}, found {x.shape[-1]}"
             )
+        if not bool(torch.isfinite(x).all()):
+            raise UserError("the features hold NaN or infinity")
         return x @ self.coef.mT + self.intercept[..., None, :]
 
     def predict_proba(self, features: Tensor | np.ndarray) -> Tensor:
@@ -241,6 +243,8 @@ def fit_logistic(
     tol : bound on the gradient of the mean objective, met by every problem or `NotConverged`.
     binary : what two classes mean: scikit-learn's binomial form, or the softmax over both.
     """
+    if np.asarray(labels).dtype.kind not in "iufb":
+        raise UserError(f"labels must be whole numbers 0 … K−1, found {np.asarray(labels).dtype}")
     x, y = torch.as_tensor(support), torch.as_tensor(labels)
     single = x.ndim == 2
     if single:
@@ -268,7 +272,7 @@ def _check(x: Tensor, y: Tensor, C: float, tol: float) -> int:
     if y.is_floating_point() or y.dtype == torch.bool:
         raise UserError(f"labels must be whole numbers, found {y.dtype}")
     if not C > 0 or not tol > 0:
-        raise UserError(f"C and tol must be positive, found C={C} and tol={tol}")
+        raise UserError(f"C and tol must be positive, found C={C:g} and tol={tol:g}")
     broken = torch.nonzero(~torch.isfinite(x).all(dim=2) & (y >= 0))
     if len(broken):
         shown = ", ".join(str(int(row[1])) for row in broken[:5])

@@ -13,14 +13,16 @@ from eigenshot.data.augment import View
 from eigenshot.data.opening import channel_statistics, is_benchmark, open_source, tell_passed_over
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, did_you_mean
+from eigenshot.evaluation.classifiers import get_classifier
+from eigenshot.evaluation.episodes import draw_episodes
 from eigenshot.evaluation.features import extract_features
 from eigenshot.evaluation.fewshot import FewShotResult, Interval, evaluate_fewshot
 from eigenshot.evaluation.knn import knn_accuracy
 from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_view
 from eigenshot.evaluation.selection import Selected, select_settings
 from eigenshot.evaluation.tables import aligned_labels
-from eigenshot.evaluation.transforms import Transform
+from eigenshot.evaluation.transforms import TRANSFORMS, Transform
 from eigenshot.evaluation.views import extract_views, training_view
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
@@ -115,7 +117,27 @@ def fewshot_of_run(
     select_on : validation images (a benchmark's validation classes): C and transform are chosen
         there, for each number of shots, and used here once.
     """
+    get_classifier(classifier, {})
+    if transform not in TRANSFORMS:
+        raise UserError(f"unknown transform '{transform}'{did_you_mean(transform, TRANSFORMS)}")
+    if transform == "centre" and base is None:
+        raise UserError("the transform 'centre' needs --base, the images of the training")
+    if select_on is not None and _same(select_on, data) and not is_benchmark(data):
+        raise UserError(
+            "--select-on and --data are the same images: settings chosen on what is then "
+            "reported would flatter the result; give validation images of other classes"
+        )
     source, labels = bench.open_labelled(data, split, "test")
+    for count in shots:  # said before the features are computed
+        draw_episodes(
+            labels,
+            ways=ways,
+            shots=count,
+            queries=queries,
+            episodes=1,
+            seed=seed,
+            class_names=source.class_names,
+        )
     features = bench.features(source)
     base_mean = None
     if base is not None:
@@ -160,6 +182,13 @@ def fewshot_of_run(
         )
         results.append((result, selected))
     return results
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two names stand for the same images."""
+    if not isinstance(one, str | Path) or not isinstance(other, str | Path):
+        return one is other
+    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
 
 
 def linear_of_run(
