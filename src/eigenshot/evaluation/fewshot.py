@@ -186,7 +186,8 @@ def _accuracies(
     chunk = max(1, _CHUNK_BYTES[device.type] // (4 * rows * prepared.features.shape[1]))
     labels = torch.arange(ways, device=device).repeat_interleave(shots * prepared.copies)
     answers = torch.arange(ways, device=device).repeat_interleave(queries)
-    shares = []
+    # Made first: small results kept between large pieces would leave the heap full of holes.
+    shares = np.empty(len(tasks))
     for start in range(0, len(tasks), chunk):
         part = slice(start, start + chunk)
         support = torch.from_numpy(tasks.support[part]).flatten(1).to(device)
@@ -194,9 +195,8 @@ def _accuracies(
         scores = classifier.scores(
             prepared.support(support), labels, rows_of(prepared.features, query), **options
         )
-        shares.append((scores.argmax(dim=2) == answers).double().mean(dim=1))
-    result: np.ndarray = torch.cat(shares).cpu().numpy()
-    return result
+        shares[part] = (scores.argmax(dim=2) == answers).double().mean(dim=1).cpu().numpy()
+    return shares
 
 
 def half_width(values: np.ndarray, interval: Interval = "normal") -> float:
