@@ -24,6 +24,9 @@ def unit_length(features: np.ndarray) -> np.ndarray:
 
 def check_finite(features: np.ndarray) -> None:
     """Name the rows of ``(n, d)`` that are not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(features.sum()):  # as it is with sound features, and ten times as fast
+            return
     broken = np.flatnonzero(~np.isfinite(features).all(axis=1))
     if len(broken):
         shown = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
