@@ -18,7 +18,7 @@ from eigenshot.evaluation.transforms import Transform, transform_features
 
 Interval = Literal["normal", "student"]
 # Of gathered features: on a CPU larger pieces cost fresh pages, on a GPU smaller ones launches.
-_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30}
+_CHUNK_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
 
 
 @dataclass(frozen=True)
