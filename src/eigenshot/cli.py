@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 
 from eigenshot.cli_classify import classify
+from eigenshot.cli_common import find_own_code
 from eigenshot.cli_embed import embed_command
 from eigenshot.cli_evaluate import evaluate
 from eigenshot.errors import TrainingDiverged, UserError
@@ -109,9 +109,7 @@ def pretrain(
     from eigenshot.training.pretrain import duration
     from eigenshot.training.pretrain import pretrain as run_pretraining
 
-    if ":" in f"{method}{backbone}":
-        # A user's own code lies beside them, not beside this program; ours still comes first.
-        sys.path.append(os.getcwd())
+    find_own_code(method, backbone)
     given: dict[str, Any] = {
         "method.name": method,
         "backbone.name": backbone,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from eigenshot.cli_common import find_own_code
 from eigenshot.errors import UserError
 
 
@@ -87,8 +86,7 @@ def classify(
     from eigenshot.reporter import ConsoleReporter
 
     reporter = ConsoleReporter(Console(stderr=True))
-    if backbone is not None and ":" in backbone:
-        sys.path.append(os.getcwd())  # a user's own code lies beside them
+    find_own_code(backbone)
     report = classify_images(
         load_encoder(run, backbone=backbone)
         if run is not None

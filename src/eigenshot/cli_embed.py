@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from eigenshot.cli_common import find_own_code
 
 
 def embed_command(
@@ -31,9 +31,7 @@ def embed_command(
     from eigenshot.evaluation.embed import embed
     from eigenshot.reporter import ConsoleReporter
 
-    if backbone is not None and ":" in backbone:
-        # A user's own code lies beside them, not beside this program; ours still comes first.
-        sys.path.append(os.getcwd())
+    find_own_code(backbone)
     file = embed(
         run,
         data,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from eigenshot.cli_common import find_own_code
 
 if TYPE_CHECKING:
     from eigenshot.evaluation.protocol import Bench
@@ -34,8 +34,7 @@ def _bench(run: Path, device: str, backbone: str | None, normalise: str) -> Benc
     from eigenshot.evaluation.protocol import Bench
     from eigenshot.reporter import ConsoleReporter
 
-    if backbone is not None and ":" in backbone:
-        sys.path.append(os.getcwd())  # a user's own code lies beside them
+    find_own_code(backbone)
     reporter = ConsoleReporter(Console(stderr=True))
     return Bench(run, device, backbone, normalise, reporter)  # type: ignore[arg-type]
 

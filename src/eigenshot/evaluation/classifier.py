@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.preprocessing import normalize as unit_length
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -20,7 +19,7 @@ from eigenshot.evaluation.calibration import balance, hold_out, logit_spread, te
 from eigenshot.evaluation.logistic import fit_logistic
 from eigenshot.evaluation.rejection import check_rate, fit_rejection, likeness_to
 from eigenshot.evaluation.support import check_labels, open_support
-from eigenshot.evaluation.tables import check_finite
+from eigenshot.evaluation.tables import check_finite, unit_length
 
 
 class FewShotLogistic(ClassifierMixin, BaseEstimator):

@@ -13,7 +13,7 @@ from eigenshot.data.augment import View
 from eigenshot.data.opening import channel_statistics, is_benchmark, open_source, tell_passed_over
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
-from eigenshot.errors import UserError, did_you_mean
+from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import get_classifier
 from eigenshot.evaluation.episodes import draw_episodes
 from eigenshot.evaluation.features import extract_features
@@ -22,7 +22,7 @@ from eigenshot.evaluation.knn import knn_accuracy
 from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_view
 from eigenshot.evaluation.selection import Selected, select_settings
 from eigenshot.evaluation.tables import aligned_labels
-from eigenshot.evaluation.transforms import TRANSFORMS, Transform
+from eigenshot.evaluation.transforms import Transform, check_transform
 from eigenshot.evaluation.views import extract_views, training_view
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
@@ -118,8 +118,7 @@ def fewshot_of_run(
         there, for each number of shots, and used here once.
     """
     get_classifier(classifier, {})
-    if transform not in TRANSFORMS:
-        raise UserError(f"unknown transform '{transform}'{did_you_mean(transform, TRANSFORMS)}")
+    check_transform(transform)
     if transform == "centre" and base is None:
         raise UserError("the transform 'centre' needs --base, the images of the training")
     if select_on is not None and _same(select_on, data) and not is_benchmark(data):
@@ -155,13 +154,15 @@ def fewshot_of_run(
         "classifier": classifier,
         "base_mean": base_mean,
     }
+    if select_on is not None:
+        others, other_labels = bench.open_labelled(select_on, None, "validation")
+        other_features = bench.features(others)
     results = []
     for count in shots:
         selected = None
         if select_on is not None:
-            others, other_labels = bench.open_labelled(select_on, None, "validation")
             selected = select_settings(
-                bench.features(others),
+                other_features,
                 other_labels,
                 shots=count,
                 class_names=others.class_names,

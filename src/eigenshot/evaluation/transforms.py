@@ -13,6 +13,12 @@ Transform = Literal["none", "l2", "power", "centre"]
 TRANSFORMS: tuple[Transform, ...] = ("none", "l2", "power", "centre")
 
 
+def check_transform(name: str) -> None:
+    """Refuse a transform that there is not."""
+    if name not in TRANSFORMS:
+        raise UserError(f"unknown transform '{name}'; known: {', '.join(TRANSFORMS)}")
+
+
 def transform_features(
     features: Tensor, transform: Transform, base_mean: Tensor | None = None
 ) -> Tensor:
@@ -22,6 +28,7 @@ def transform_features(
     unit length, which evens out skewed activations; ``"centre"``: less ``base_mean`` ``(d,)``, the
     mean of the training images, then unit length (CL2N).
     """
+    check_transform(transform)
     if transform == "none":
         return features
     if transform == "power":
@@ -38,6 +45,4 @@ def transform_features(
                 f"found {tuple(base_mean.shape)}"
             )
         features = features - base_mean
-    elif transform != "l2":
-        raise UserError(f"unknown transform '{transform}'; known: {', '.join(TRANSFORMS)}")
     return torch.nn.functional.normalize(features, dim=-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from types import TracebackType
 from typing import Any
 
 from eigenshot.config import LoggingConfig
@@ -45,11 +44,6 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         if self._board is not None:
             self._board.close()

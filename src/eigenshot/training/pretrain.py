@@ -100,7 +100,6 @@ def _pretrain(
     probe = _open_probe(config, data, reporter)
     identity = _identity(parts, initial)
     if started:
-        folder.check_settings(config)
         folder.check_data(identity)
         if folder.finished:
             reporter.note(f"'{folder.path}' is finished already")

@@ -96,8 +96,7 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
         create_view(config.augment.kind, options, size=1, mean=[0.5], std=[0.5])
     if own_backbone or ":" in config.backbone.name:
         return  # a user's own is tried on the images themselves
-    taken = {"in_channels"} & config.backbone.options.keys()
-    if taken:
+    if "in_channels" in config.backbone.options:
         raise UserError("backbone.options.in_channels cannot be set: use data.channels")
     with torch.device("meta"):
         network = create_backbone(config.backbone.name, **config.backbone.options)
