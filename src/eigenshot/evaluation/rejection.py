@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
-from sklearn.preprocessing import normalize
 
 from eigenshot.errors import UserError
+from eigenshot.evaluation.tables import unit_length
 
 _FEWEST = 4  # likenesses from which a mean and a deviation are worth something
 _CHUNK = 2048
@@ -157,5 +157,4 @@ def _threshold(known: np.ndarray, rate: float) -> float:
 
 
 def _unit(features: np.ndarray) -> np.ndarray:
-    unit: np.ndarray = normalize(np.asarray(features, dtype=np.float64))
-    return unit
+    return unit_length(np.asarray(features, dtype=np.float64))
