@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from eigenshot.data.decode import check_image_size, pixels_from_array
+from eigenshot.data.arrays import pixels_from_array
+from eigenshot.data.decode import check_image_size
 from eigenshot.errors import CorruptFileError, UserError, did_you_mean
 
 Indices: TypeAlias = Sequence[int] | np.ndarray | torch.Tensor

@@ -1,0 +1,69 @@
+"""Encoded pictures to pixels, on all cores.
+
+Small pictures spend most of their time in Python, where threads wait for each other, so larger
+amounts of work go to processes. Workers import no torch.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+from PIL import Image
+
+from eigenshot.data.decode import UnreadableImage, read_image
+from eigenshot.data.encoded import Encoded
+
+MISSING = "there is no picture in this row"
+
+
+def decode_rows(
+    table: Encoded, rows: Sequence[int] | np.ndarray, *, size: int, channels: int
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Decode some pictures in this thread.
+
+    Returns uint8 (n, channels, size, size) in the order of ``rows``, black where a picture cannot
+    be read, and the reason for each of those by its row.
+    """
+    pixels = np.zeros((len(rows), channels, size, size), dtype=np.uint8)
+    failures = {}
+    with warnings.catch_warnings():
+        # Pillow warns of odd metadata and large photographs, which are read all the same.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        for place, (row, content) in enumerate(zip(rows, table.read(rows), strict=True)):
+            if content is None:
+                failures[int(row)] = MISSING
+                continue
+            try:
+                pixels[place] = read_image(io.BytesIO(content), size=size, channels=channels)
+            except UnreadableImage as error:
+                failures[int(row)] = error.reason
+    return pixels, failures
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def process_pool(workers: int | None = None) -> Executor:
+    """Processes that decode, one a core by default; to be shut down by the caller.
+
+    They are started afresh rather than forked (torch's threads do not survive a fork), and without
+    running the caller's main module again.
+    """
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    pool: Executor = ProcessPoolExecutor(workers or cores(), initializer=_start, timeout=300)
+    return pool
+
+
+def _start() -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    Image.init()
