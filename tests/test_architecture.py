@@ -8,13 +8,22 @@ from pathlib import Path
 import eigenshot
 
 ROOT = Path(str(eigenshot.__file__)).parent
-LEAVES = {"errors", "options", "randomness", "files", "tensorfile", "hardware", "reporter"}
+LEAVES = {
+    "errors",
+    "options",
+    "randomness",
+    "files",
+    "tensorfile",
+    "hardware",
+    "reporter",
+    "collective",
+}
 CONFIG = {"config", "configfile"}
 ALLOWED: dict[str, set[str]] = {
     "spectral": {"errors", "eigensolver"},
     "eigensolver": {"errors"},
-    "networks": {"errors", "options"},
-    "methods": {"errors", "options", "networks"},
+    "networks": {"errors", "options", "collective"},
+    "methods": {"errors", "options", "collective", "networks"},
     "data": LEAVES,
     "config": {"errors"},
     "configfile": {"errors", "options", "config"},

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eigenshot.data.folder import load_folder
-    from eigenshot.data.source import ArraySource, load_npz
+    from eigenshot.data.npz import load_npz
+    from eigenshot.data.source import ArraySource
     from eigenshot.encoder import Encoder, load_encoder
     from eigenshot.errors import UserError
     from eigenshot.estimator import DeepLaplacianEigenmaps
@@ -57,7 +58,7 @@ _PLACES = {
     "load_classifier": "eigenshot.evaluation.classifier_file",
     "load_encoder": "eigenshot.encoder",
     "load_folder": "eigenshot.data.folder",
-    "load_npz": "eigenshot.data.source",
+    "load_npz": "eigenshot.data.npz",
 }
 
 

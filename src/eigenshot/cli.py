@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from eigenshot.cli_classify import classify
-from eigenshot.cli_common import find_own_code
+from eigenshot.cli_common import DATA_HELP, find_own_code
+from eigenshot.cli_data import data_app
 from eigenshot.cli_embed import embed_command
 from eigenshot.cli_evaluate import evaluate
 from eigenshot.errors import TrainingDiverged, UserError
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(evaluate, name="evaluate")
+app.add_typer(data_app, name="data")
 app.command("classify")(classify)
 app.command("embed")(embed_command)
 
@@ -65,13 +67,14 @@ def demo(
 
 @app.command()
 def pretrain(
-    data: Annotated[str, typer.Argument(help="A folder of images, an .npz file, or 'glyphs'.")],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Settings by name or TOML file: folder (default), glyphs (default for glyphs), "
-            "fc100, miniimagenet, miniimagenet-wrn, cifar10, cifar100, stl10."
+            help="Settings by name or TOML file. By default the benchmark's own (glyphs, fc100, "
+            "cifar-fs, miniimagenet, cub, cifar10, cifar100, stl10), else folder; also "
+            "miniimagenet-wrn."
         ),
     ] = None,
     method: Annotated[
@@ -104,10 +107,10 @@ def pretrain(
 ) -> None:
     """Learn an encoder from unlabelled images."""
     from eigenshot.configfile import load_config, parse_override
-    from eigenshot.data.opening import is_benchmark
     from eigenshot.reporter import ConsoleReporter
     from eigenshot.training.pretrain import duration
     from eigenshot.training.pretrain import pretrain as run_pretraining
+    from eigenshot.training.setup import recipe_for
 
     find_own_code(method, backbone)
     given: dict[str, Any] = {
@@ -120,7 +123,7 @@ def pretrain(
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     overrides.update(parse_override(text) for text in settings or [])
-    config = load_config(recipe or ("glyphs" if is_benchmark(data) else "folder"), overrides)
+    config = load_config(recipe or recipe_for(data), overrides)
     run = run_pretraining(
         data,
         config,

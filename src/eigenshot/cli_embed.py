@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import find_own_code
+from eigenshot.cli_common import DATA_HELP, find_own_code
 
 
 def embed_command(
     run: Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")],
-    data: Annotated[str, typer.Argument(help="A folder of images, an .npz file, or 'glyphs'.")],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
     out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npz.")],
     split: Annotated[
         str | None, typer.Option(help="Classes of a benchmark; test by default.")

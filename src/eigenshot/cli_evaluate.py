@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eigenshot.cli_common import find_own_code
+from eigenshot.cli_common import DATA_HELP, find_own_code
 
 if TYPE_CHECKING:
     from eigenshot.evaluation.protocol import Bench
@@ -42,11 +42,9 @@ def _bench(run: Path, device: str, backbone: str | None, normalise: str) -> Benc
 @evaluate.command("fewshot")
 def fewshot(
     run: RunArgument,
-    data: Annotated[
-        str, typer.Option(help="Labelled images: a folder with a sub-folder a class, …")
-    ],
+    data: Annotated[str, typer.Option(help=f"Labelled images. {DATA_HELP}")],
     split: Annotated[
-        str | None, typer.Option(help="Classes of a benchmark; test by default.")
+        str | None, typer.Option(help="Of a benchmark or shards; test by default.")
     ] = None,
     ways: Annotated[int, typer.Option(help="Classes a task.")] = 5,
     shots: Annotated[

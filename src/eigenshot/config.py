@@ -20,7 +20,9 @@ class DataConfig:
     channels: Literal[1, 3] = 3
     per_class: int = 20  # drawings a character, glyphs only
     seed: int = 0  # of the drawings, glyphs only
-    max_unreadable: float = 0.1  # share of broken files that is tolerated in a folder
+    max_unreadable: float = 0.1  # share of broken files that is tolerated
+    reader: Literal["auto", "resident", "mapped", "streamed"] = "auto"  # where images are kept
+    window: int = 0  # images that a stream is shuffled in; 0: an eighth of the memory
     mean: tuple[float, ...] = ()  # of the channels, in [0, 1]; empty: measured
     std: tuple[float, ...] = ()
 
@@ -143,6 +145,7 @@ def _check_ranges(config: Config) -> None:
         ("data.image_size", 1 if size == "auto" else size, 1),
         ("data.per_class", config.data.per_class, 1),
         ("data.max_unreadable", config.data.max_unreadable, 0),
+        ("data.window", config.data.window, 0),
         ("projector.layers", config.projector.layers, 1),
         ("projector.width", config.projector.width, 1),
         ("optimizer.lr", config.optimizer.lr, 0),
@@ -184,6 +187,8 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(stored: Config, asked: Config) -> list[str]:
     """What would change what is learned, one text a setting."""
     old, new = flatten(stored.to_dict()), flatten(asked.to_dict())
+    if "streamed" not in (old["data.reader"], new["data.reader"]):
+        old["data.reader"] = new["data.reader"]  # kept or mapped, the batches are the same
     return [
         f"{key}: {old.get(key, 'unset')!r} in the run, {new.get(key, 'unset')!r} asked"
         for key in sorted(set(old) | set(new))

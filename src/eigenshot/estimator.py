@@ -14,10 +14,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from eigenshot.configfile import load_config
-from eigenshot.data.opening import is_benchmark
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import ConsoleReporter, Reporter
 from eigenshot.training.pretrain import pretrain
+from eigenshot.training.setup import recipe_for
 
 
 class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
@@ -96,7 +96,7 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
         ):
             if value is not None:
                 overrides[key] = value
-        recipe = self.recipe or ("glyphs" if is_benchmark(X) else "folder")
+        recipe = self.recipe or recipe_for(X)
         config = load_config(recipe, {**overrides, **(self.settings or {})})
         reporter: Reporter = Reporter()
         if self.verbose:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from eigenshot.data.source import ArraySource, Source, load_npz
+from eigenshot.data.npz import load_npz
+from eigenshot.data.source import ArraySource, Source
 from eigenshot.errors import CorruptFileError, UserError
 
 

@@ -202,7 +202,7 @@ class TestTarget:
             embed(tmp_path / "none", pictures(), out)
         with pytest.raises(UserError, match="no such folder"):
             embed(run, tmp_path / "none", out)
-        with pytest.raises(UserError, match=r"only benchmarks .* have splits"):
+        with pytest.raises(UserError, match="has no splits"):
             embed(run, pictures(), out, split="test")
         with pytest.raises(UserError, match="unknown device 'gpu'"):
             embed(run, pictures(), out, device="gpu")

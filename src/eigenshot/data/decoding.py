@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -39,10 +42,15 @@ def decode_rows(
                 failures[int(row)] = MISSING
                 continue
             try:
-                pixels[place] = read_image(io.BytesIO(content), size=size, channels=channels)
+                pixels[place] = read_image(as_file(content), size=size, channels=channels)
             except UnreadableImage as error:
                 failures[int(row)] = error.reason
     return pixels, failures
+
+
+def as_file(content: bytes | Path) -> BinaryIO | Path:
+    """What Pillow opens."""
+    return io.BytesIO(content) if isinstance(content, bytes) else content
 
 
 def cores() -> int:
@@ -50,20 +58,56 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def process_pool(workers: int | None = None) -> Executor:
+def process_pool(
+    workers: int | None = None,
+    initializer: Callable[..., None] | None = None,
+    initargs: tuple[Any, ...] = (),
+) -> Executor:
     """Processes that decode, one a core by default; to be shut down by the caller.
 
     They are started afresh rather than forked (torch's threads do not survive a fork), and without
-    running the caller's main module again.
+    running the caller's main module again. Each calls ``initializer(*initargs)`` once.
     """
     from joblib.externals.loky import ProcessPoolExecutor
 
-    pool: Executor = ProcessPoolExecutor(workers or cores(), initializer=_start, timeout=300)
+    pool: Executor = ProcessPoolExecutor(
+        workers or cores(),
+        initializer=_start,
+        initargs=(initializer, initargs),
+        timeout=300,
+    )
     return pool
 
 
-def _start() -> None:
+def table_pool(table: Encoded, workers: int | None = None) -> Executor:
+    """A `process_pool` that `decode_of_table` can be submitted to: the table travels once."""
+    # Unlike pickle it also takes what is defined in the user's script or a function.
+    from joblib.externals.loky.backend.reduction import dumps
+
+    return process_pool(workers, _keep, (bytes(dumps(table)),))
+
+
+def decode_of_table(
+    rows: np.ndarray, size: int, channels: int
+) -> tuple[np.ndarray, dict[int, str]]:
+    """`decode_rows` of the table that this process, one of a `table_pool`, was given."""
+    # Not unpickled at the start: what fails there breaks the pool without a reason.
+    if isinstance(_kept[0], bytes):
+        _kept[0] = pickle.loads(_kept[0])
+    return decode_rows(_kept[0], rows, size=size, channels=channels)
+
+
+_kept: list[Any] = []
+
+
+def _keep(pickled: bytes) -> None:
+    _kept[:] = [pickled]
+
+
+def _start(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     Image.init()
+    if initializer is not None:
+        initializer(*initargs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -48,8 +49,8 @@ class Encoded(Protocol):
     def __len__(self) -> int:
         """How many pictures, N."""
 
-    def read(self, rows: Sequence[int] | np.ndarray) -> list[bytes | None]:
-        """The encoded pictures at ``rows`` in that order; None where there is none to be read."""
+    def read(self, rows: Sequence[int] | np.ndarray) -> Sequence[bytes | Path | None]:
+        """The encoded pictures at ``rows`` in that order: bytes or a file, None where none is."""
 
     def describe(self, row: int) -> str:
         """Where a picture lies, for a message: a file, or a shard and its row."""
@@ -88,7 +89,7 @@ class Selection:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, rows: Sequence[int] | np.ndarray) -> list[bytes | None]:
+    def read(self, rows: Sequence[int] | np.ndarray) -> Sequence[bytes | Path | None]:
         """The encoded pictures at ``rows`` of the selection, in that order."""
         return self.table.read(self.rows[np.asarray(rows, dtype=np.int64)])
 
@@ -130,6 +131,7 @@ def select_classes(table: Encoded, names: Sequence[str], name: str) -> Selection
         raise UserError(f"{table.name} lacks {len(missing)} of {len(names)} classes: {shown}")
     renumbered = np.full(len(table.class_names), -1, dtype=np.int64)
     renumbered[[number[wanted] for wanted in names]] = np.arange(len(names))
-    own = renumbered[table.labels]
+    # A label of -1 is unknown, and must not count from the end.
+    own = np.where(table.labels >= 0, renumbered[table.labels], -1)
     rows = np.flatnonzero(own >= 0)
     return Selection(table, rows, own[rows], names, name)

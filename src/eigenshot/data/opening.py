@@ -12,30 +12,18 @@ import numpy as np
 import torch
 from PIL import Image
 
+from eigenshot.data.benchmarks import BENCHMARKS
 from eigenshot.data.colour import to_grey
 from eigenshot.data.decode import read_image, to_array
-from eigenshot.data.folder import load_folder
 from eigenshot.data.glyphs import load_glyphs
-from eigenshot.data.source import ArraySource, Source, load_npz
-from eigenshot.errors import UserError, did_you_mean
+from eigenshot.data.naming import BENCHMARK_NAMES, is_benchmark, is_npz, open_named, splits_of
+from eigenshot.data.npz import load_npz
+from eigenshot.data.reader import Reading, open_table
+from eigenshot.data.source import ArraySource, Source
+from eigenshot.errors import UserError
 from eigenshot.reporter import Reporter
 
-BENCHMARKS = ("glyphs",)
 Progress = Callable[[int, int], None]
-
-
-def is_benchmark(data: Any) -> bool:
-    """Whether ``data`` names a data set that has class splits of its own."""
-    return isinstance(data, str) and data in BENCHMARKS
-
-
-def is_folder(data: Any) -> bool:
-    """Whether ``data`` is read as a folder of image files, whose size must be chosen."""
-    return isinstance(data, str | os.PathLike) and not is_benchmark(data) and not _is_npz(data)
-
-
-def _is_npz(data: str | os.PathLike[str]) -> bool:
-    return Path(data).suffix.lower() == ".npz"
 
 
 def open_source(
@@ -46,30 +34,38 @@ def open_source(
     split: str | None = None,
     per_class: int = 20,
     seed: int = 0,
-    max_unreadable: float = 0.1,
-    progress: Progress | None = None,
+    reading: Reading | None = None,
+    reporter: Reporter | None = None,
 ) -> Source:
     """A source of ``channels × image_size × image_size`` images.
 
     Parameters
     ----------
-    data : ``"glyphs"``, a folder, an ``.npz`` file, an array, a pair (array, labels), or a source.
-    image_size : side in pixels; None keeps the images of arrays and glyphs as they are.
-    split : ``"train"``, ``"validation"`` or ``"test"`` classes of a benchmark; nothing else has
-        splits.
+    data : a benchmark's name, a folder of images, a folder or file of parquet shards, a hub
+        repository ``owner/name``, an ``.npz`` file, an array, a pair (array, labels), or a source.
+    image_size : side in pixels; None keeps the images of arrays and benchmarks as they are.
+    split : one of those that `eigenshot.data.naming.splits_of` lists.
     per_class, seed : how many glyphs are drawn a character, and from which seed.
-    max_unreadable : share of broken files that a folder may have.
+    reading : how encoded pictures are read: whether kept, mapped or streamed.
+    reporter : what is told while a hub repository is fetched.
     """
     source: Source
-    if is_benchmark(data):
-        source = load_glyphs(split or "train", per_class=per_class, seed=seed)
-    elif split is not None:
+    if split is not None and not splits_of(data):
         raise UserError(
-            f"only benchmarks ({', '.join(BENCHMARKS)}) have splits; "
-            f"leave --split out, all images of '{_describe(data)}' are used"
+            f"'{_describe(data)}' has no splits; leave --split out, all of its images are used"
         )
+    if isinstance(data, str) and data == "glyphs":
+        source = load_glyphs(split or "train", per_class=per_class, seed=seed)
+    elif is_npz(data):
+        source = load_npz(data)
     elif isinstance(data, str | os.PathLike):
-        source = _open_path(data, image_size, channels, max_unreadable, progress)
+        size = image_size
+        if size is None and is_benchmark(data):
+            size = BENCHMARKS[str(data)].image_size
+        if size is None:
+            raise UserError(f"these images need a size: set data.image_size for '{data}'")
+        table = open_named(data, split, reporter or Reporter())
+        return open_table(table, size=size, channels=channels, reading=reading or Reading())
     elif isinstance(data, Source):
         source = data
     elif isinstance(data, tuple) and len(data) == 2:
@@ -79,7 +75,7 @@ def open_source(
     else:
         raise UserError(
             f"cannot read images from {type(data).__name__}: give a folder, an .npz file, "
-            f"an array, a pair (images, labels), or one of {', '.join(BENCHMARKS)}"
+            f"an array, a pair (images, labels), or one of {', '.join(BENCHMARK_NAMES)}"
         )
     return _fit(source, image_size, channels)
 
@@ -105,39 +101,22 @@ def as_images(images: Any, *, image_size: int, channels: int) -> Source:
     return source
 
 
+def _is_table_file(path: str | os.PathLike[str]) -> bool:
+    return Path(path).suffix.lower() in (".npz", ".parquet")
+
+
 def _is_image_file(images: Any) -> bool:
-    return isinstance(images, str | os.PathLike) and Path(images).is_file() and not _is_npz(images)
+    return (
+        isinstance(images, str | os.PathLike)
+        and Path(images).is_file()
+        and not _is_table_file(images)
+    )
 
 
 def _decode(entry: Any, size: int, channels: int) -> np.ndarray:
     if isinstance(entry, Image.Image):
         return to_array(entry, size=size, channels=channels)
     return read_image(entry, size=size, channels=channels)
-
-
-def _open_path(
-    data: str | os.PathLike[str],
-    image_size: int | None,
-    channels: int,
-    max_unreadable: float,
-    progress: Progress | None,
-) -> Source:
-    if _is_npz(data):
-        return load_npz(data)
-    text = os.fspath(data)
-    if not Path(text).expanduser().exists() and os.sep not in text:
-        hint = did_you_mean(text, BENCHMARKS)
-        if hint.startswith("; did"):
-            raise UserError(f"'{text}' is neither a folder nor a benchmark{hint}")
-    if image_size is None:
-        raise UserError(f"images of a folder need a size: set data.image_size for '{data}'")
-    return load_folder(
-        data,
-        image_size=image_size,
-        channels=channels,
-        max_unreadable=max_unreadable,
-        progress=progress,
-    )
 
 
 def _fit(source: Source, image_size: int | None, channels: int) -> Source:
@@ -182,14 +161,17 @@ def tell_passed_over(source: Source, reporter: Reporter) -> None:
 
 def channel_statistics(source: Source, limit: int = 10_000) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel in [0, 1], over evenly spaced images."""
+    spread = getattr(source, "spread", None)  # a stream knows which rows are cheap to read
     rows = np.linspace(0, len(source) - 1, min(len(source), limit)).astype(np.int64)
+    if spread is not None:
+        rows = spread(limit)
     count = 0
     total = torch.zeros(source.shape[0], dtype=torch.float64)
     squares = torch.zeros_like(total)
     for start in range(0, len(rows), 256):
         batch = source.images(rows[start : start + 256]).double() / 255
-        total += batch.sum(dim=(0, 2, 3))
-        squares += batch.square().sum(dim=(0, 2, 3))
+        total += batch.sum(dim=(0, 2, 3)).cpu()
+        squares += batch.square().sum(dim=(0, 2, 3)).cpu()
         count += batch.numel() // batch.shape[1]
     mean = total / count
     variance = squares / count - mean.square()

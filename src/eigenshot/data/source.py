@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import os
-import zipfile
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,12 +15,14 @@ from torch.nn.functional import interpolate
 
 from eigenshot.data.arrays import pixels_from_array
 from eigenshot.data.decode import check_image_size
-from eigenshot.errors import CorruptFileError, UserError, did_you_mean
+from eigenshot.errors import UserError, did_you_mean
 
 Indices: TypeAlias = Sequence[int] | np.ndarray | torch.Tensor
 
 # Images hashed or resized at a time: bounds the working memory, whatever the source's size.
 _CHUNK = 256
+
+_MOVED_AT_ONCE = 4096
 
 # Without class names every number up to the largest label is a class; beyond this it is a mistake.
 _MAX_UNNAMED_CLASSES = 1_000_000
@@ -68,6 +68,7 @@ class ArraySource:
     labels : integers (N,) that index ``class_names``, or None
     class_names : one name a class
     name : a short description for people
+    fingerprint : where it is known already, else computed when asked for
 
     `from_array` accepts more layouts and types and checks what it is given.
     """
@@ -78,6 +79,8 @@ class ArraySource:
         labels: np.ndarray | None = None,
         class_names: Sequence[str] = (),
         name: str = "array",
+        *,
+        fingerprint: str | None = None,
     ) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise UserError(
@@ -88,6 +91,8 @@ class ArraySource:
         self.labels = None if labels is None else np.asarray(labels, dtype=np.int64)
         self.class_names = tuple(class_names)
         self.name = name
+        if fingerprint is not None:
+            self.fingerprint = fingerprint
         if self.labels is not None and self.labels.shape != (len(images),):
             raise UserError(
                 f"expected one label for each of {len(images)} images, "
@@ -137,15 +142,19 @@ class ArraySource:
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of images, labels and class names; of no path and no time."""
-        digest = hashlib.blake2b(digest_size=16)
-        header = [list(self.pixels.shape), self.labels is not None, list(self.class_names)]
-        # json keeps the names apart, and escapes those that are not valid Unicode.
-        digest.update(json.dumps(header).encode("ascii"))
-        for chunk in self.pixels.split(_CHUNK):
-            digest.update(chunk.cpu().contiguous().numpy())
-        if self.labels is not None:
-            digest.update(self.labels.astype("<i8").tobytes())
-        return digest.hexdigest()
+        return content_fingerprint(self.pixels, self.labels, self.class_names)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same source with its pixels in the memory of ``device``."""
+        if self.pixels.device == torch.device(device):
+            return self
+        moved = copy.copy(self)
+        moved.pixels = torch.empty_like(self.pixels, device=device)
+        # In pieces: pixels that are mapped from disk never need to be in memory all at once.
+        for start in range(0, len(self), _MOVED_AT_ONCE):
+            piece = slice(start, start + _MOVED_AT_ONCE)
+            moved.pixels[piece] = self.pixels[piece].to(device)
+        return moved
 
     def subset(self, indices: Indices) -> ArraySource:
         """The images at ``indices``, in that order, with all class names."""
@@ -197,40 +206,19 @@ class ArraySource:
         return ArraySource(resized, self.labels, self.class_names, self.name)
 
 
-def load_npz(path: str | os.PathLike[str]) -> ArraySource:
-    """A source from an ``.npz`` file with ``images`` and optionally ``labels``, ``class_names``.
-
-    Nothing is unpickled. Layouts and types are those of `ArraySource.from_array`.
-    """
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise UserError(f"no such file: {path}")
-    if not zipfile.is_zipfile(path):
-        raise CorruptFileError(f"{path} is not an .npz file, or was cut short")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            found = sorted(archive.files)
-            if "images" not in found:
-                raise UserError(
-                    f"{path} has no array 'images', found: {', '.join(found) or 'none'}"
-                )
-            wanted = [key for key in ("images", "labels", "class_names") if key in found]
-            arrays = {key: archive[key] for key in wanted}
-    except UserError:
-        raise
-    except Exception as error:  # zip, zlib, header and object-array errors alike
-        reason = "it holds Python objects" if "allow_pickle" in str(error) else str(error)
-        raise CorruptFileError(f"cannot read {path}: {reason}") from error
-    names = arrays.get("class_names")
-    try:
-        return ArraySource.from_array(
-            arrays["images"],
-            arrays.get("labels"),
-            None if names is None else _to_names(names),
-            name=path.name,
-        )
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+def content_fingerprint(
+    pixels: torch.Tensor, labels: np.ndarray | None, class_names: Sequence[str]
+) -> str:
+    """Hex digest of images uint8 (N, channels, height, width), labels (N,) and class names."""
+    digest = hashlib.blake2b(digest_size=16)
+    header = [list(pixels.shape), labels is not None, list(class_names)]
+    # json keeps the names apart, and escapes those that are not valid Unicode.
+    digest.update(json.dumps(header).encode("ascii"))
+    for chunk in pixels.split(_CHUNK):
+        digest.update(chunk.cpu().contiguous().numpy())
+    if labels is not None:
+        digest.update(labels.astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def _to_indices(indices: Indices) -> np.ndarray:
@@ -247,7 +235,7 @@ def _to_labels(
     labels: Any, class_names: Sequence[str] | None, length: int
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Labels as int64 (N,) and the class names they index."""
-    names = None if class_names is None else _to_names(class_names)
+    names = None if class_names is None else to_names(class_names)
     if labels is None:
         if names:
             raise UserError(f"found {len(names)} class names but no labels")
@@ -256,7 +244,7 @@ def _to_labels(
     if array.shape != (length,):
         raise UserError(f"expected labels of shape ({length},), found {array.shape}")
     if array.dtype.kind in "USOT":
-        return _number(_to_names(array, unique=False), names)
+        return _number(to_names(array, unique=False), names)
     if array.dtype.kind not in "iu":
         raise UserError(f"expected labels that are integers or strings, found {array.dtype}")
     low, high = int(array.min()), int(array.max())
@@ -280,7 +268,7 @@ def _number(
     return np.array([position[label] for label in labels], dtype=np.int64), names
 
 
-def _to_names(values: Sequence[str] | np.ndarray, *, unique: bool = True) -> tuple[str, ...]:
+def to_names(values: Sequence[str] | np.ndarray, *, unique: bool = True) -> tuple[str, ...]:
     """Strings (or UTF-8 bytes) as a tuple."""
     names = []
     for value in np.asarray(values).tolist() if isinstance(values, np.ndarray) else values:

@@ -205,7 +205,7 @@ def read_queries(
                 max_unreadable=1.0,
                 progress=reporter.counting("reading images"),
             )
-            files += [str(place / name) for name in folder.paths]
+            files += [str(place / name) for name in folder.paths or ()]
             unreadable += [(str(place / name), why) for name, why in folder.unreadable]
             pixels.append(folder.pixels)
             continue

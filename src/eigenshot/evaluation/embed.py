@@ -12,7 +12,9 @@ from typing import IO, Any
 import numpy as np
 from torch import nn
 
-from eigenshot.data.opening import is_benchmark, open_source
+from eigenshot.data.naming import choose_split
+from eigenshot.data.opening import open_source
+from eigenshot.data.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
@@ -119,8 +121,9 @@ def _open(data: Any, encoder: Encoder, split: str | None, reporter: Reporter) ->
         data,
         image_size=encoder.preprocessing.image_size,
         channels=encoder.preprocessing.channels,
-        split=split or ("test" if is_benchmark(data) else None),
-        progress=reporter.counting("reading images"),
+        split=split or choose_split(data, "test"),
+        reading=Reading(progress=reporter.counting("reading images")),
+        reporter=reporter,
     )
     note = getattr(source, "note", None)
     if note:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from eigenshot.data.augment import View
-from eigenshot.data.opening import channel_statistics, is_benchmark, open_source, tell_passed_over
+from eigenshot.data.naming import choose_split, is_benchmark, pretraining_split
+from eigenshot.data.opening import channel_statistics, open_source, tell_passed_over
+from eigenshot.data.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
@@ -57,7 +59,8 @@ class Bench:
             image_size=self.encoder.preprocessing.image_size,
             channels=self.encoder.preprocessing.channels,
             split=split,
-            progress=self.reporter.counting("reading images"),
+            reading=Reading(progress=self.reporter.counting("reading images")),
+            reporter=self.reporter,
         )
         tell_passed_over(source, self.reporter)
         return source
@@ -66,7 +69,7 @@ class Bench:
         self, data: Any, split: str | None, default: str
     ) -> tuple[Source, np.ndarray]:
         """A source and its labels; of a benchmark the classes of ``split``, else ``default``."""
-        source = self.open(data, split or (default if is_benchmark(data) else None))
+        source = self.open(data, split or choose_split(data, default))
         if source.labels is None:
             raise UserError(
                 f"'{data}' has no labels; evaluation needs a sub-folder a class, "
@@ -140,7 +143,7 @@ def fewshot_of_run(
     features = bench.features(source)
     base_mean = None
     if base is not None:
-        train = bench.open(base, "train" if is_benchmark(base) else None)
+        train = bench.open(base, pretraining_split(base))
         base_mean = bench.features(train).mean(axis=0)
     views = None
     if support_views:

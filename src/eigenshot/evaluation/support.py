@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from eigenshot.data.folder import FolderSource, load_folder
-from eigenshot.data.opening import as_images, is_folder
+from eigenshot.data.folder import load_folder
+from eigenshot.data.naming import is_picture_folder
+from eigenshot.data.opening import as_images
+from eigenshot.data.reader import DecodedSource
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Preprocessing
 from eigenshot.errors import UserError
@@ -44,7 +46,7 @@ def open_support(
     source = _open(images, shape, progress)
     names = tuple(f"image {row}" for row in range(len(source)))
     unreadable: tuple[tuple[str, str], ...] = ()
-    if isinstance(source, FolderSource):
+    if isinstance(source, DecodedSource) and source.paths is not None:
         if labels is None:
             _check_every_class(images, source)
         names, unreadable = source.paths, source.unreadable
@@ -68,7 +70,7 @@ def check_labels(labels: Any, images: int) -> np.ndarray:
 
 
 def _open(images: Any, shape: Preprocessing, progress: Callable[[int, int], None] | None) -> Source:
-    if isinstance(images, str | os.PathLike) and is_folder(images):
+    if isinstance(images, str | os.PathLike) and is_picture_folder(images):
         path = Path(images).expanduser()
         if not path.is_file():
             # Few images, each of them wanted: what cannot be read is reported, none too many.
@@ -82,7 +84,7 @@ def _open(images: Any, shape: Preprocessing, progress: Callable[[int, int], None
     return as_images(images, image_size=shape.image_size, channels=shape.channels)
 
 
-def _check_every_class(images: Any, source: FolderSource) -> None:
+def _check_every_class(images: Any, source: DecodedSource) -> None:
     """A class without an image is a mistake to be named, not a class to be forgotten."""
     if source.labels is None:
         raise UserError(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eigenshot.data.order import epoch_batches
 from eigenshot.errors import TrainingDiverged
 from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter
@@ -68,16 +69,16 @@ def train(
         reporter.begin(total_steps, progress.step)
         while progress.step < total_steps:
             epoch, first = divmod(progress.step, steps_an_epoch)
-            order = numpy_generator(seed, "order", epoch).permutation(len(source))
+            batches = epoch_batches(source, seed=seed, epoch=epoch, batch_size=batch, first=first)
             method.train()
-            for position in range(first, steps_an_epoch):
+            for position, rows in enumerate(batches, first):
                 rate = learning_rate(
                     progress.step,
                     base=config.optimizer.lr,
                     total_steps=total_steps,
                     warmup_steps=min(warmup_steps, total_steps // 2),
                 )
-                terms = step(progress.step, order[position * batch : (position + 1) * batch], rate)
+                terms = step(progress.step, rows, rate)
                 meter.update(terms)
                 progress.step += 1
                 if progress.step % _FINITE_CHECK_STEPS == 0:
@@ -147,7 +148,8 @@ class _Health:
         self.reporter = reporter
         seed = parts.config.training.seed
         order = numpy_generator(seed, "diagnostics").permutation(len(parts.source))
-        self.rows = np.sort(order[:_DIAGNOSTIC_IMAGES])
+        rows = np.sort(order[:_DIAGNOSTIC_IMAGES])
+        self.images = parts.source.images(rows).to(parts.fabric.device)
         self._warned = False
 
     @torch.no_grad()
@@ -159,10 +161,9 @@ class _Health:
         """
         parts, method = self.parts, self.parts.method
         device, seed = parts.fabric.device, parts.config.training.seed
-        images = parts.source.images(self.rows).to(device)
-        views = parts.views(images, torch_generator(seed, "diagnostics", device=device))
+        views = parts.views(self.images, torch_generator(seed, "diagnostics", device=device))
         embed = getattr(method, "embed", parts.encoder.backbone)
-        parts_of_view = -(-len(images) // int(parts.config.training.batch_size))
+        parts_of_view = -(-len(self.images) // int(parts.config.training.batch_size))
         kept = [(buffer, buffer.clone()) for buffer in method.buffers()]
         embeddings = [
             torch.cat([embed(chunk) for chunk in view.tensor_split(parts_of_view)])

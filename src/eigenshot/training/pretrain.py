@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from eigenshot.config import Config
-from eigenshot.data.opening import is_benchmark, open_source, tell_passed_over
+from eigenshot.data.naming import choose_split, is_benchmark
+from eigenshot.data.opening import open_source, tell_passed_over
+from eigenshot.data.reader import Reading
 from eigenshot.encoder import Encoder, encoder_path, initialise_from
 from eigenshot.errors import TrainingDiverged, UserError
 from eigenshot.files import write_json
@@ -94,8 +96,10 @@ def _pretrain(
         encoder_path(initial)
     if started:
         folder.check_settings(config)
-    source = load_source(config, data, reporter)
+    source = load_source(config, data, chosen, reporter)
     config = resolve_batch(config, source, chosen)
+    if started:
+        folder.check_settings(config)  # what is in memory or not may be another choice now
     parts = build(config, source, chosen, backbone=backbone, initial=initial)
     probe = _open_probe(config, data, reporter)
     identity = _identity(parts, initial)
@@ -116,6 +120,9 @@ def _pretrain(
         kept = f"the last good checkpoint stands in '{folder.last.parent}'"
         kept = kept if folder.last.exists() else "no checkpoint had been written yet"
         raise TrainingDiverged(f"{error}; {kept}") from error
+    finally:
+        if callable(close := getattr(source, "close", None)):  # a stream has workers
+            close()
     return _finish(parts, folder, progress)
 
 
@@ -131,10 +138,13 @@ def _open_probe(config: Config, data: Any, reporter: Reporter) -> Probe | None:
         probed,
         image_size=int(config.data.image_size),
         channels=config.data.channels,
-        split="validation" if is_benchmark(probed) else None,
+        split=choose_split(probed, "validation"),
         seed=config.data.seed,
-        max_unreadable=config.data.max_unreadable,
-        progress=reporter.counting("reading the probe's images"),
+        reading=Reading(
+            max_unreadable=config.data.max_unreadable,
+            progress=reporter.counting("reading the probe's images"),
+        ),
+        reporter=reporter,
     )
     tell_passed_over(source, reporter)
     return Probe(config.probe, source, config.training.seed)

@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from eigenshot.config import NEUTRAL_SECTIONS, BackboneConfig, Config
+from eigenshot.configfile import list_recipes
 from eigenshot.data.augment import TwoViews, create_view
+from eigenshot.data.naming import is_benchmark, is_sizeless, pretraining_split
 from eigenshot.data.opening import (
     channel_statistics,
-    is_benchmark,
-    is_folder,
     open_source,
     tell_passed_over,
 )
+from eigenshot.data.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, Preprocessing, initialise_from
 from eigenshot.errors import UserError
@@ -57,6 +58,11 @@ class Parts:
     fabric: Any
 
 
+def recipe_for(data: Any) -> str:
+    """The recipe that a benchmark has by its own name; ``"folder"`` for anything else."""
+    return str(data) if is_benchmark(data) and data in list_recipes() else "folder"
+
+
 def adopt_choices(config: Config, stored: Config) -> Config:
     """Let every ``"auto"`` mean what it meant when the run was started, on whatever device."""
     data, backbone, training = config.data, config.backbone, config.training
@@ -67,6 +73,9 @@ def adopt_choices(config: Config, stored: Config) -> Config:
     data = dataclasses.replace(
         data, mean=data.mean or stored.data.mean, std=data.std or stored.data.std
     )
+    if data.reader == "auto" and stored.data.reader == "streamed":
+        window = data.window or stored.data.window
+        data = dataclasses.replace(data, reader="streamed", window=window)
     if training.batch_size == "auto":
         training = dataclasses.replace(training, batch_size=stored.training.batch_size)
     return dataclasses.replace(config, data=data, backbone=backbone, training=training)
@@ -83,7 +92,7 @@ def resolve_size(config: Config, data: Any, device: str) -> Config:
     if config.backbone.name == "auto":
         chosen = _auto_backbone(config.backbone, _FOLDER_BACKBONE[device])
         config = dataclasses.replace(config, backbone=chosen)
-    if config.data.image_size == "auto" and is_folder(data):
+    if config.data.image_size == "auto" and is_sizeless(data):
         sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
         config = dataclasses.replace(config, data=sized)
     return config
@@ -103,18 +112,30 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
         create_method(config.method.name, network, nn.Identity(), **config.method.options)
 
 
-def load_source(config: Config, data: Any, reporter: Reporter) -> Source:
-    """The images to learn from: of a benchmark, its train classes only."""
+def reading(config: Config, device: str, reporter: Reporter, what: str) -> Reading:
+    """How encoded pictures are read in a run with these settings."""
+    return Reading(
+        config.data.reader,
+        config.data.window,
+        device,
+        config.data.max_unreadable,
+        reporter.counting(what),
+        reporter.note,
+    )
+
+
+def load_source(config: Config, data: Any, device: str, reporter: Reporter) -> Source:
+    """The images to learn from: of a few-shot benchmark, its train classes only."""
     size = config.data.image_size
     source = open_source(
         data,
         image_size=None if size == "auto" else size,
         channels=config.data.channels,
-        split="train" if is_benchmark(data) else None,
+        split=pretraining_split(data),
         per_class=config.data.per_class,
         seed=config.data.seed,
-        max_unreadable=config.data.max_unreadable,
-        progress=reporter.counting("reading images"),
+        reading=reading(config, device, reporter, "reading images"),
+        reporter=reporter,
     )
     tell_passed_over(source, reporter)
     return source
@@ -138,9 +159,17 @@ def resolve_batch(config: Config, source: Source, device: str) -> Config:
     if not (mean and std):
         measured_mean, measured_std = channel_statistics(source)
         mean, std = mean or tuple(measured_mean), std or tuple(measured_std)
+    settled = dataclasses.replace(
+        config.data,
+        image_size=source.shape[1],
+        mean=mean,
+        std=std,
+        reader=getattr(source, "reader", "resident"),
+        window=getattr(source, "window", config.data.window),
+    )
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, image_size=source.shape[1], mean=mean, std=std),
+        data=settled,
         training=dataclasses.replace(config.training, batch_size=batch),
     )
 

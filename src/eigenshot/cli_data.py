@@ -1,0 +1,99 @@
+"""``eigenshot data``: which benchmarks there are, and whether they are here and in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+data_app = typer.Typer(
+    help="Benchmarks: which there are, whether they are here and in order.",
+    no_args_is_help=True,
+)
+
+
+@data_app.command("list")
+def list_command() -> None:
+    """List the benchmarks, and where their files are or are looked for."""
+    from eigenshot.data.benchmarks import BENCHMARKS, data_folder, locate
+    from eigenshot.data.shards import find_shards
+    from eigenshot.errors import UserError
+
+    rows = [
+        ("glyphs", "embedded", "-", "characters of many fonts, drawn as they are needed, 28x28")
+    ]
+    for name, benchmark in BENCHMARKS.items():
+        folder = data_folder() / benchmark.folder
+        try:
+            found = locate(benchmark) is not None
+        except UserError:  # `data check` says what is wrong
+            rows.append((name, f"incomplete in {folder}", "-", benchmark.description))
+            continue
+        shards = [shard for part in find_shards(folder).values() for shard in part] if found else []
+        size = f"{sum(shard.stat().st_size for shard in shards) / 2**20:,.0f}" if found else "-"
+        place = str(folder) if found else f"not in {folder}"
+        rows.append((name, place, size, benchmark.description))
+    table = [("name", "where", "MiB", "what"), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    for name, place, size, description in table:
+        typer.echo(f"{name:<{widths[0]}}  {place:<{widths[1]}}  {size:>{widths[2]}}  {description}")
+
+
+@data_app.command("check")
+def check_command(
+    data: Annotated[
+        str,
+        typer.Argument(help="A benchmark, a folder of images, or a folder or file of shards."),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Decode every image once and report what is wrong; exit code 1 if anything is."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from eigenshot.data.benchmarks import BENCHMARKS
+    from eigenshot.data.check import check_benchmark, check_table, open_table_for_check
+    from eigenshot.errors import UserError, did_you_mean
+    from eigenshot.reporter import ConsoleReporter
+
+    if data == "glyphs":
+        raise UserError("glyphs are drawn as they are needed; there are no files to check")
+    progress = ConsoleReporter(Console(stderr=True)).counting(f"checking {data}")
+    if data in BENCHMARKS:
+        report = check_benchmark(data, progress)
+    elif not Path(data).expanduser().exists():
+        hint = did_you_mean(data, BENCHMARKS)
+        raise UserError(f"'{data}' is neither a benchmark nor a folder or file{hint}")
+    else:
+        report = check_table(*open_table_for_check(data), progress=progress)
+    typer.echo(dumps(report.to_dict(), indent=2) if json else report.to_text())
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@data_app.command("fetch")
+def fetch_command(
+    name: Annotated[str, typer.Argument(help="A benchmark, or a hub repository owner/name.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace shards that are there already.")
+    ] = False,
+) -> None:
+    """Bring a data set from the Hugging Face hub."""
+    from rich.console import Console
+
+    from eigenshot.data.benchmarks import find_benchmark
+    from eigenshot.data.hub import fetch, fetch_benchmark, hub_folder
+    from eigenshot.errors import UserError
+    from eigenshot.reporter import ConsoleReporter
+
+    reporter = ConsoleReporter(Console(stderr=True))
+    repository = name.removeprefix("hub:")
+    if name == "glyphs":
+        raise UserError("glyphs are drawn as they are needed; there is nothing to fetch")
+    if "/" in repository:
+        folder = fetch(repository, hub_folder(repository), reporter=reporter, force=force)
+    else:
+        folder = fetch_benchmark(find_benchmark(name).name, reporter=reporter, force=force)
+    typer.echo(f"shards in {folder}")

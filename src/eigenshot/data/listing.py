@@ -1,0 +1,182 @@
+"""The picture files under a folder, as a table of encoded pictures."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from eigenshot.data.encoded import digest_of
+from eigenshot.errors import UserError, did_you_mean
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+_SYSTEM_NAMES = {"__macosx", "thumbs.db", "desktop.ini"}
+
+
+class FolderTable:
+    """Every picture under a folder, ordered by relative path.
+
+    Pictures in sub-folders are labelled by the sub-folder directly under ``path``, however deep
+    they lie; pictures directly in ``path`` make the table unlabelled.
+
+    Attributes
+    ----------
+    paths : one a picture, relative to the folder, with forward slashes
+    unlistable : (relative path, reason) of sub-folders that could not be looked into
+    note : what the reader of a log should know about the layout, or None
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.root = Path(path).expanduser()
+        _check_folder(self.root)
+        listing = _list_files(self.root)
+        if not listing.pictures and not listing.unlistable:
+            raise UserError(_nothing_found(self.root, listing.others))
+        if not listing.pictures:
+            place, reason = listing.unlistable[0]
+            raise UserError(f"cannot look into {self.root / place}: {reason}")
+        self.name = f"folder {self.root.resolve().name}"
+        self.paths = listing.pictures
+        self.unlistable = listing.unlistable
+        self.labels, self.class_names, self.note = label_by_folder(self.paths)
+        # A file is read by itself, so that a shuffled window may take from anywhere.
+        self.groups = np.arange(len(self.paths) + 1)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, rows: Sequence[int] | np.ndarray) -> list[bytes | Path | None]:
+        """The files at ``rows``, in that order."""
+        return [self.root / self.paths[row] for row in rows]
+
+    def describe(self, row: int) -> str:
+        """The file's path within the folder."""
+        return self.paths[row]
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of every file's name, size and time of change."""
+        return digest_of(self.paths, self._stamps(times=True))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of every file's name and size; a moved or copied folder keeps it."""
+        return digest_of(self.paths, self._stamps(times=False))
+
+    def _stamps(self, *, times: bool) -> list[list[int]]:
+        stamps = []
+        for path in self.paths:
+            try:
+                status = (self.root / path).stat()
+            except OSError:  # it will be found unreadable
+                stamps.append([-1])
+            else:
+                stamps.append([status.st_size, *([status.st_mtime_ns] if times else [])])
+        return stamps
+
+
+@dataclass
+class _Listing:
+    """What lies under a folder, in paths relative to it."""
+
+    pictures: list[str] = field(default_factory=list)
+    others: int = 0
+    unlistable: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _list_files(root: Path) -> _Listing:
+    """Every picture under ``root`` in sorted order; links are followed, but never in a circle."""
+    listing = _Listing()
+    real_root = os.path.realpath(root)
+    places = [real_root]  # what is walked in any case; no link may lead there again
+    pending = [(os.fspath(root), "")]
+    while pending:
+        folder, prefix = pending.pop()
+        try:
+            entries = list(_visible(folder))
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            if not prefix:
+                raise UserError(f"cannot list {root}: {reason}") from error
+            listing.unlistable.append((prefix, reason))
+            continue
+        # The last of the list is walked first; sorting makes which link is followed repeatable.
+        for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):
+            relative = prefix + entry.name
+            # os.path takes a link that leads to itself for missing, where DirEntry raises.
+            if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
+                if entry.is_symlink():
+                    target = os.path.realpath(entry.path)
+                    known = any(_is_within(target, place) for place in places)
+                    if known or _is_within(real_root, target):
+                        continue
+                    places.append(target)
+                pending.append((entry.path, relative + "/"))
+            elif not relative.lower().endswith(EXTENSIONS):
+                listing.others += 1
+            elif os.path.isfile(entry.path) or not os.path.exists(entry.path):
+                listing.pictures.append(relative)  # a dangling link too: an unreadable file
+    listing.pictures.sort()
+    return listing
+
+
+def _visible(folder: str) -> Iterator[os.DirEntry[str]]:
+    """The entries that a person put there, not the operating system."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(".") and entry.name.lower() not in _SYSTEM_NAMES:
+                yield entry
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def label_by_folder(
+    paths: Sequence[str], unreadable: Sequence[tuple[str, str]] = ()
+) -> tuple[np.ndarray | None, tuple[str, ...], str | None]:
+    """Labels (N,), class names and a note on the layout, from relative paths."""
+    parents = [path.partition("/")[0] if "/" in path else "" for path in paths]
+    at_top = parents.count("")
+    if at_top:
+        beneath = len(paths) - at_top
+        mixed = (
+            f"{at_top} images lie directly in the folder and {beneath} in sub-folders, "
+            "so sub-folders are not taken for classes and the images are unlabelled"
+        )
+        return None, (), mixed if beneath else None
+    class_names = sorted(set(parents))
+    number = {name: index for index, name in enumerate(class_names)}
+    labels = np.array([number[parent] for parent in parents], dtype=np.int64)
+    lost = sorted({path.partition("/")[0] for path, _ in unreadable if "/" in path} - set(parents))
+    note = f"left out, without a readable image: {', '.join(lost)}" if lost else None
+    return labels, tuple(class_names), note
+
+
+def _check_folder(root: Path) -> None:
+    if root.is_dir():
+        return
+    if root.exists():
+        raise UserError(f"expected a folder of images or an .npz file, found another file: {root}")
+    missing = root
+    while not missing.parent.exists():
+        missing = missing.parent
+    try:
+        siblings = [entry.name for entry in missing.parent.iterdir() if entry.is_dir()]
+    except OSError:  # the hint is a courtesy
+        siblings = []
+    near = difflib.get_close_matches(missing.name, siblings, n=1)
+    raise UserError(f"no such folder: {root}{did_you_mean(missing.name, near)}")
+
+
+def _nothing_found(root: Path, others: int) -> str:
+    if others == 0:
+        return f"{root} is empty; expected images ({' '.join(EXTENSIONS)})"
+    files = "1 file" if others == 1 else f"{others} files"
+    return f"{root} holds {files} but no image; looked for {' '.join(EXTENSIONS)}"

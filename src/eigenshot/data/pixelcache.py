@@ -1,0 +1,378 @@
+"""Decoded pictures in the user's cache folder: made once, then mapped into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import PIL
+import torch
+
+from eigenshot.data.cache import cache_folder
+from eigenshot.data.cachebuild import (
+    Partial,
+    Progress,
+    WriteFailed,
+    decode_chunks,
+    plan_chunks,
+    writing,
+)
+from eigenshot.data.decode import check_options
+from eigenshot.data.encoded import Encoded, digest_of
+from eigenshot.data.source import content_fingerprint
+from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.files import remove_leftovers, write_json
+
+try:
+    import fcntl
+except ImportError:  # not a Unix system: two builds at once then do the work twice
+    fcntl = None  # type: ignore[assignment]
+
+Unreadable = tuple[tuple[str, str], ...]
+
+_VERSION = 1  # of the files, and of how pictures are decoded
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CacheUnavailable(UserError):
+    """The cache folder cannot be written, or has no room."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedCache:
+    """A finished cache.
+
+    Attributes
+    ----------
+    file : the pixels and nothing else
+    shape : (N, channels, size, size)
+    fingerprint : that of an `ArraySource` of the same pixels, labels and class names
+    kept : int64 (N,), the rows of the table that are in the cache, ascending
+    unreadable : (place, reason) of the other rows
+    chunks : (images, crc32) of consecutive parts of the file
+    """
+
+    file: Path
+    shape: tuple[int, int, int, int]
+    fingerprint: str
+    kept: np.ndarray
+    unreadable: Unreadable
+    chunks: tuple[tuple[int, int], ...] = field(repr=False)
+
+    def pixels(self) -> torch.Tensor:
+        """uint8 (N, channels, size, size), read from the file as needed.
+
+        It may be written to: that changes this process's copy, never the file.
+        """
+        try:
+            return _mapped(self.file, self.shape)
+        except (OSError, ValueError) as error:
+            raise CorruptFileError(
+                f"cannot read {self.file}: {error}; run again to decode the images anew"
+            ) from error
+
+
+def cached_pixels(
+    table: Encoded,
+    *,
+    size: int,
+    channels: int,
+    max_unreadable: float = 0.1,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+    workers: int | None = None,
+) -> DecodedCache:
+    """The decoded pictures of ``table`` from the cache; decoded into it where they are not there.
+
+    An interrupted call is taken up by the next one. Of several processes, one does the work.
+
+    Parameters
+    ----------
+    size : side of the centred square taken from each picture, in pixels
+    channels : 3 for RGB, 1 for grey
+    max_unreadable : the share of unreadable pictures above which they are refused, 0 to 1
+    progress : called as ``progress(done, total)`` from the calling thread
+    note : told when another process is waited for
+    workers : processes; by default one a core, or none where there is little to do
+
+    Raises
+    ------
+    CacheUnavailable
+        Where the cache folder cannot be written or has no room. Nothing is left in it then.
+    """
+    _check(table, size, channels, max_unreadable)
+    size, channels = int(size), int(channels)  # of NumPy they would not go into JSON
+    cache = find_cached(table, size=size, channels=channels)
+    if cache is None:
+        stem = _stem(table, size, channels)
+        try:
+            with _locked(stem, table.name, note):
+                cache = _open(table, stem, size, channels)  # by now another process may be done
+                if cache is None:
+                    cache = _build(table, stem, size, channels, max_unreadable, progress, workers)
+        except WriteFailed as error:
+            need = len(table) * channels * size**2
+            raise _unavailable(stem.parent, table.name, error, need) from error
+    check_unreadable(table.name, cache.unreadable, len(table), max_unreadable)
+    return cache
+
+
+def find_cached(table: Encoded, *, size: int, channels: int) -> DecodedCache | None:
+    """The finished cache of ``table``, whatever share of it was unreadable; None without one."""
+    check_options(size, channels)
+    try:
+        return _open(table, _stem(table, size, channels), size, channels)
+    except CacheUnavailable:
+        return None
+
+
+def decode_table(
+    table: Encoded,
+    *,
+    size: int,
+    channels: int,
+    max_unreadable: float = 0.1,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, Unreadable]:
+    """The readable pictures of ``table`` in memory, without the cache.
+
+    Returns uint8 (N, channels, size, size), the rows they come from, int64 (N,), and what was
+    skipped as (place, reason). Parameters are those of `cached_pixels`.
+    """
+    _check(table, size, channels, max_unreadable)
+    pixels = np.empty((len(table), channels, size, size), dtype=np.uint8)
+    chunks = plan_chunks(table.groups, pixels[0].nbytes)
+    failures: dict[int, str] = {}
+    done = 0
+    decoded = decode_chunks(table, chunks, size=size, channels=channels, workers=workers)
+    with contextlib.closing(decoded):
+        for chunk in decoded:
+            pixels[chunk.rows.start : chunk.rows.stop] = chunk.pixels
+            failures |= chunk.failures
+            done += len(chunk.rows)
+            if progress is not None:
+                progress(done, len(table))
+    unreadable = _describe(table, failures)
+    check_unreadable(table.name, unreadable, len(table), max_unreadable)
+    kept = _others(len(table), failures)
+    if failures:
+        for target, row in enumerate(kept):  # in place: a second array might not fit
+            pixels[target] = pixels[row]
+    return pixels[: len(kept)], kept, unreadable
+
+
+def verify(cache: DecodedCache) -> bool:
+    """Whether the file still holds what was written; reads all of it."""
+    image_bytes = int(np.prod(cache.shape[1:]))
+    try:
+        with cache.file.open("rb") as handle:
+            return all(
+                zlib.crc32(handle.read(count * image_bytes)) == crc for count, crc in cache.chunks
+            )
+    except OSError:
+        return False
+
+
+def check_unreadable(
+    place: str, unreadable: Sequence[tuple[str, str]], total: int, max_unreadable: float
+) -> None:
+    """Refuse too large a share of pictures that cannot be read, and all of them in any case."""
+    share = len(unreadable) / total
+    if len(unreadable) < total and share <= max_unreadable:
+        return
+    first = "; ".join(f"{path} ({reason})" for path, reason in unreadable[:3])
+    if len(unreadable) > 3:
+        first += "; …"
+    if len(unreadable) == total:
+        raise UserError(f"none of the {total} images in {place} can be read: {first}")
+    enough = 0.5 if share <= 0.5 else 1.0
+    raise UserError(
+        f"{len(unreadable)} of {total} images ({share:.1%}) in {place} cannot be read, more than "
+        f"the {max_unreadable:.1%} allowed: {first}. Mend or remove them, or allow more: "
+        f"--set data.max_unreadable={enough}"
+    )
+
+
+def _check(table: Encoded, size: int, channels: int, max_unreadable: float) -> None:
+    check_options(size, channels)
+    if not 0 <= max_unreadable <= 1:
+        raise UserError(f"expected max_unreadable between 0 and 1, found {max_unreadable!r}")
+    if len(table) == 0:
+        raise UserError(f"{table.name} has no images")
+
+
+def _stem(table: Encoded, size: int, channels: int) -> Path:
+    """What the names of a cache's files have in common."""
+    # Pillow's resampling may change with its major version.
+    parts = (table.identity, int(size), int(channels), _VERSION, PIL.__version__.split(".")[0])
+    try:
+        return cache_folder() / "pixels" / digest_of(*parts)
+    except RuntimeError as error:  # no home folder can be told
+        raise CacheUnavailable(
+            "there is no home folder for the cache; set EIGENSHOT_CACHE to a folder"
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(stem: Path, name: str, note: Callable[[str], None] | None) -> Iterator[None]:
+    """Keep other processes from building the same cache."""
+    with writing():
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        # The file stays: whoever waits for it and whoever comes new must see the same one.
+        handle = stem.with_suffix(".lock").open("ab")
+    with handle:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if note is not None:
+                    note(f"waiting for another process that is decoding {name}")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError:  # some network file systems have no locks
+                pass
+        yield
+
+
+def _build(
+    table: Encoded,
+    stem: Path,
+    size: int,
+    channels: int,
+    max_unreadable: float,
+    progress: Progress | None,
+    workers: int | None,
+) -> DecodedCache:
+    """Decode everything into a partial file, then make it the cache, the header last."""
+    data, header = stem.with_suffix(".u8"), stem.with_suffix(".json")
+    with writing():
+        data.unlink(missing_ok=True)
+        header.unlink(missing_ok=True)
+        remove_leftovers(header.parent, header.name)
+    partial = Partial(stem, table, size=size, channels=channels)
+    try:
+        failures = partial.fill(workers=workers, progress=progress)
+        unreadable = _describe(table, failures)
+        if len(failures) == len(table):
+            partial.remove()  # no second call can make anything of it
+        check_unreadable(table.name, unreadable, len(table), max_unreadable)
+        chunks = partial.squeeze()
+        kept = _others(len(table), failures)
+        shape = (len(kept), channels, size, size)
+        fingerprint = _fingerprint(table, partial.squeezed, shape, kept)
+        with writing():
+            os.replace(partial.squeezed, data)
+            content = {
+                "version": _VERSION,
+                "shape": shape,
+                "rows": len(table),
+                "unreadable": list(failures.items()),
+                "chunks": chunks,
+                "fingerprints": {_labelling(table): fingerprint},
+            }
+            write_json(header, content)
+    except WriteFailed:
+        partial.remove()
+        with contextlib.suppress(OSError):
+            data.unlink(missing_ok=True)
+        raise
+    partial.remove()
+    return DecodedCache(data, shape, fingerprint, kept, unreadable, tuple(chunks))
+
+
+def _open(table: Encoded, stem: Path, size: int, channels: int) -> DecodedCache | None:
+    """The finished cache at ``stem``; None where it is missing or not whole."""
+    data, header = stem.with_suffix(".u8"), stem.with_suffix(".json")
+    try:
+        content = json.loads(header.read_text(encoding="utf-8"))
+        failures = {int(row): str(reason) for row, reason in content["unreadable"]}
+        chunks = tuple((int(count), int(crc)) for count, crc in content["chunks"])
+        kept = _others(len(table), failures)
+        shape = (len(kept), channels, size, size)
+        whole = (
+            (content["version"], content["rows"]) == (_VERSION, len(table))
+            and tuple(content["shape"]) == shape
+            and sum(count for count, _ in chunks) == len(kept) > 0
+            and data.stat().st_size == int(np.prod(shape, dtype=np.int64))
+        )
+        if not whole:
+            return None
+        known = dict(content["fingerprints"])
+        labelling = _labelling(table)
+        if labelling not in known:  # the same pictures under other labels
+            known[labelling] = _fingerprint(table, data, shape, kept)
+            with contextlib.suppress(OSError):
+                write_json(header, {**content, "fingerprints": known})
+        fingerprint = str(known[labelling])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+        return None
+    return DecodedCache(data, shape, fingerprint, kept, _describe(table, failures), chunks)
+
+
+def _labelling(table: Encoded) -> str:
+    """Digest of the labels and what they mean, which the cache's name leaves out."""
+    return digest_of(table.labels, list(table.class_names))
+
+
+def _fingerprint(
+    table: Encoded, file: Path, shape: tuple[int, int, int, int], kept: np.ndarray
+) -> str:
+    labels = None if table.labels is None else table.labels[kept]
+    return content_fingerprint(_mapped(file, shape), labels, table.class_names)
+
+
+def _mapped(file: Path, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """uint8 ``shape``, memory-mapped, with a private copy of whatever page is written to."""
+    try:
+        return torch.from_numpy(np.memmap(file, np.uint8, mode="c", shape=shape))
+    except OSError as error:
+        if error.errno != errno.ENOMEM or sys.platform != "linux":
+            raise
+    # Linux wants memory in reserve for all those copies, which a file larger than the memory
+    # cannot have; without a reserve it is only the pages written to that count.
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
+    count = int(np.prod(shape, dtype=np.int64))
+    with file.open("rb") as handle:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        view = mmap.mmap(handle.fileno(), count, mmap.MAP_PRIVATE | no_reserve, protection)
+    return torch.from_numpy(np.frombuffer(view, np.uint8).reshape(shape))
+
+
+def _others(total: int, failures: dict[int, str]) -> np.ndarray:
+    """int64, the rows of 0..total-1 that did not fail, ascending."""
+    keep = np.ones(total, dtype=bool)
+    keep[list(failures)] = False
+    return np.flatnonzero(keep)
+
+
+def _describe(table: Encoded, failures: dict[int, str]) -> Unreadable:
+    return tuple((table.describe(row), failures[row]) for row in sorted(failures))
+
+
+def _unavailable(folder: Path, name: str, error: OSError, need: int) -> CacheUnavailable:
+    reason = (error.strerror or "it cannot be written").lower()
+    if error.errno in _NO_ROOM:
+        free = shutil.disk_usage(folder).free
+        return CacheUnavailable(
+            f"{folder} has no room for the decoded images of {name} ({reason}): "
+            f"{_mebibytes(need)} are needed, {_mebibytes(free)} are free; set EIGENSHOT_CACHE to "
+            "another folder, or stream the images: --set data.reader=streamed"
+        )
+    return CacheUnavailable(
+        f"cannot write decoded images of {name} to {folder}: {reason}; set EIGENSHOT_CACHE to a "
+        "folder that can be written to"
+    )
+
+
+def _mebibytes(count: int) -> str:
+    return f"{-(-count // 2**20):,} MiB"
