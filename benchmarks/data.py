@@ -34,10 +34,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from eigenshot.data.benchmarks import BENCHMARKS, open_benchmark
+from eigenshot.data.cachebuild import decode_table
 from eigenshot.data.decoding import cores
 from eigenshot.data.encoded import Encoded
 from eigenshot.data.order import epoch_batches
-from eigenshot.data.pixelcache import decode_table
 from eigenshot.data.reader import Reading, open_table
 from eigenshot.data.shards import open_shards
 from eigenshot.data.source import Source

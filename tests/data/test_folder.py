@@ -256,6 +256,33 @@ def test_a_folder_that_cannot_be_listed_is_reported(tmp_path: Path, monkeypatch)
         load(tmp_path)
 
 
+@pytest.mark.parametrize("chosen", ["resident", "mapped"])
+def test_folders_that_cannot_be_listed_count_in_the_share(
+    tmp_path: Path, monkeypatch, chosen: reader.Reader
+) -> None:
+    for number in range(8):
+        put(tmp_path / "cat" / f"{number}.png")
+    (tmp_path / "cat" / "broken.png").touch()
+    put(tmp_path / "dog" / "a.png")
+    scandir = os.scandir
+
+    def guarded(path: str):
+        if path == str(tmp_path / "dog"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    def opened(max_unreadable: float) -> Source:
+        reading = reader.Reading(chosen, max_unreadable=max_unreadable)
+        table = listing.FolderTable(tmp_path)
+        return reader.open_table(table, size=8, channels=3, reading=reading)
+
+    monkeypatch.setattr(listing.os, "scandir", guarded)
+    message = r"2 of 10 images \(20\.0%\) .*: cat/broken\.png \(.*\); dog/ \(permission denied\)\."
+    with pytest.raises(UserError, match=message):
+        opened(0.19)
+    assert len(opened(0.2)) == 8
+
+
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     put(root / "cat" / "a.png")

@@ -1,29 +1,24 @@
-"""The decoded cache: what it holds, what it survives, and what it says when it cannot be made."""
+"""The decoded cache: what it holds, when it is believed, and where it cannot be made."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
-import resource
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from eigenshot.data.cachebuild import plan_chunks
+from eigenshot.data.cachebuild import decode_table, plan_chunks
 from eigenshot.data.decoding import MISSING, decode_rows
+from eigenshot.data.listing import FolderTable
+from eigenshot.data.partial import CacheUnavailable
 from eigenshot.data.pixelcache import (
-    CacheUnavailable,
     DecodedCache,
     cached_pixels,
-    decode_table,
     find_cached,
     verify,
 )
@@ -31,10 +26,8 @@ from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
 from tests.data.tables import DeadlyTable, ListTable, noise_pngs
 
-ROOT = Path(__file__).parents[2]
 SIZE = {"size": 8, "channels": 3}
 IMAGE_BYTES = 3 * 8 * 8
-CHUNK = 16  # rows, in tables as small as these
 
 
 @pytest.fixture(autouse=True)
@@ -69,20 +62,6 @@ def with_gaps(count: int = 100) -> list[bytes | None]:
     images = noise_pngs(count)
     images[3], images[40], images[41] = None, b"not a picture", b""
     return images
-
-
-def interrupt_after(rows: int) -> Callable[[int, int], None]:
-    def progress(done: int, total: int) -> None:
-        if done >= rows:
-            raise KeyboardInterrupt
-
-    return progress
-
-
-def interrupted(images: list[bytes | None], rows: int) -> None:
-    """A build that a person stops after so many rows."""
-    with pytest.raises(KeyboardInterrupt):
-        cached_pixels(ListTable(images), **SIZE, workers=1, progress=interrupt_after(rows))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -127,6 +106,18 @@ def test_a_finished_cache_is_opened_and_nothing_decoded(tmp_path: Path) -> None:
     for other in ({"size": 9, "channels": 3}, {"size": 8, "channels": 1}):
         assert find_cached(ListTable(images), **other) is None
     assert find_cached(ListTable(noise_pngs(20, seed=1)), **SIZE) is None
+
+
+def test_a_folder_is_decoded_anew_once_a_permission_is_repaired(tmp_path: Path) -> None:
+    picture = tmp_path / "photos" / "a.png"
+    picture.parent.mkdir()
+    picture.write_bytes(noise_pngs(1)[0] or b"")
+    picture.chmod(0o400)
+    cached_pixels(FolderTable(picture.parent), **SIZE)
+    assert find_cached(FolderTable(picture.parent), **SIZE) is not None
+    time.sleep(0.02)  # the clock of some file systems is this coarse
+    picture.chmod(0o600)
+    assert find_cached(FolderTable(picture.parent), **SIZE) is None
 
 
 def test_the_fingerprint_is_that_of_an_array(tmp_path: Path) -> None:
@@ -183,145 +174,10 @@ def test_what_is_wholly_unreadable_is_refused(folder: Path) -> None:
     assert suffixes(folder) == set()
 
 
-BUILD = """
-import sys
-from pathlib import Path
-from eigenshot.data.pixelcache import cached_pixels
-from tests.data.test_pixelcache import SIZE, with_gaps
-from tests.data.tables import ListTable
-table = ListTable(with_gaps(int(sys.argv[2])), log=Path(sys.argv[1]), delay=0.004)
-cached_pixels(table, **SIZE, workers=int(sys.argv[3]))
-"""
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[int, int], subprocess.Popen[bytes]]]:
-    """Build a cache in another process; its rows are logged in ``tmp_path / "log"``."""
-    started = []
-
-    def build(count: int, workers: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", BUILD, str(tmp_path / "log"), str(count), str(workers)]
-        started.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
-        return started[-1]
-
-    yield build
-    for process in started:
-        if process.poll() is None or process.returncode:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # workers outlive a killed parent a while
-        process.wait()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "nothing happened for a minute"
-        time.sleep(0.005)
-
-
-def test_a_killed_build_is_taken_up(folder: Path, tmp_path: Path, start) -> None:
-    process = start(400, 2)
-    wait_for(lambda: any(file.read_text().count("\n") > 4 for file in folder.glob("*.journal")))
-    time.sleep(random.Random().uniform(0, 0.3))
-    process.kill()
-    process.wait()
-    lines = only(folder, ".journal").read_text().splitlines(keepends=True)
-    finished = {json.loads(line)[0] for line in lines[1:] if line.endswith("\n")}
-    table = ListTable(with_gaps(400), log=tmp_path / "second log")
-    cache = cached_pixels(table, **SIZE, workers=1)
-    again = rows_read(tmp_path / "second log")
-    assert len(finished) >= 4
-    assert not {row // CHUNK * CHUNK for row in again} & finished
-    assert len(again) == len(set(again)) == 400 - CHUNK * len(finished)
-    np.testing.assert_array_equal(cache.pixels().numpy(), expected(ListTable(with_gaps(400))))
-    assert verify(cache)
-    assert suffixes(folder) == {".u8", ".json"}
-
-
-def test_of_two_processes_one_does_the_work(tmp_path: Path, start) -> None:
-    process = start(200, 1)
-    wait_for(lambda: bool(rows_read(tmp_path / "log")))
-    notes: list[str] = []
-    table = ListTable(with_gaps(200), log=tmp_path / "log")
-    cache = cached_pixels(table, **SIZE, note=notes.append)
-    assert notes == ["waiting for another process that is decoding list"]
-    assert process.wait() == 0
-    assert rows_read(tmp_path / "log") == list(range(200))
-    assert verify(cache)
-
-
-def test_an_interrupted_build_goes_on_where_it_stopped(folder: Path, tmp_path: Path) -> None:
-    images, log, told = with_gaps(), tmp_path / "log", list[tuple[int, int]]()
-    interrupted(images, rows=48)
-    assert suffixes(folder) == {".partial", ".journal"}
-    cache = cached_pixels(
-        ListTable(images, log=log), **SIZE, workers=1, progress=lambda *done: told.append(done)
-    )
-    assert rows_read(log) == list(range(48, 100))
-    assert told == [(48, 100), (64, 100), (80, 100), (96, 100), (100, 100)]
-    np.testing.assert_array_equal(cache.pixels().numpy(), expected(ListTable(images)))
-
-
 def flip(file: Path, place: int) -> None:
     content = bytearray(file.read_bytes())
     content[place] ^= 1
     file.write_bytes(content)
-
-
-def test_a_damaged_chunk_is_noticed_and_decoded_again(folder: Path, tmp_path: Path) -> None:
-    images, log = with_gaps(), tmp_path / "log"
-    interrupted(images, rows=48)
-    flip(only(folder, ".partial"), 20 * IMAGE_BYTES)
-    cache = cached_pixels(ListTable(images, log=log), **SIZE, workers=1)
-    assert rows_read(log) == [*range(16, 32), *range(48, 100)]
-    np.testing.assert_array_equal(cache.pixels().numpy(), expected(ListTable(images)))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "kept"),
-    [
-        (lambda lines: [*lines[:-1], lines[-1][:-5]], 32),  # torn
-        (lambda lines: [*lines, b'{"chunk": 1}\n', b"[48, 1, [[9, 0]]]\n", b"\xff\n"], 48),
-        (lambda lines: [b'["other work"]\n', *lines[1:]], 0),
-        (lambda lines: [b"\0\0\0", *lines[1:]], 0),
-        (lambda lines: [], 0),
-    ],
-)
-def test_a_spoiled_journal_is_believed_as_far_as_it_goes(
-    folder: Path, tmp_path: Path, spoil, kept: int
-) -> None:
-    images, log = noise_pngs(100), tmp_path / "log"
-    interrupted(images, rows=48)
-    journal = only(folder, ".journal")
-    journal.write_bytes(b"".join(spoil(journal.read_bytes().splitlines(keepends=True))))
-    cache = cached_pixels(ListTable(images, log=log), **SIZE, workers=1)
-    assert rows_read(log) == list(range(kept, 100))
-    np.testing.assert_array_equal(cache.pixels().numpy(), expected(ListTable(images)))
-
-
-@pytest.mark.parametrize(("moment", "kept"), [("fsync", 64), ("replace", 0)])
-def test_an_interrupt_while_finishing_breaks_nothing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, kept: int
-) -> None:
-    images, log, real = noise_pngs(100), tmp_path / "log", getattr(os, moment)
-    images[70] = None  # what lies before is not moved when the gap is closed
-
-    def stop(*arguments: Path) -> None:
-        if moment == "fsync" and list(folder.glob("*.squeezed")):
-            raise KeyboardInterrupt
-        if moment == "replace" and str(arguments[1]).endswith(".json"):
-            raise KeyboardInterrupt
-        real(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, moment, stop)
-        with pytest.raises(KeyboardInterrupt):
-            cached_pixels(ListTable(images), **SIZE)
-    assert find_cached(ListTable(images), **SIZE) is None
-    cache = cached_pixels(ListTable(images, log=log), **SIZE, workers=1)
-    assert rows_read(log) == list(range(kept, 100))
-    np.testing.assert_array_equal(cache.pixels().numpy(), expected(ListTable(images)))
-    assert suffixes(folder) == {".u8", ".json"}
 
 
 def alter(header: Path, **values: object) -> None:
@@ -391,45 +247,6 @@ def test_a_finished_cache_is_read_where_nothing_can_be_written(
     relabelled = ListTable(noise_pngs(2), labels=[0, 1], class_names=("a", "b"))
     cache = cached_pixels(relabelled, **SIZE)
     assert cache.fingerprint == ArraySource(cache.pixels(), np.arange(2), "ab").fingerprint
-
-
-NO_ROOM = "has no room .*: 2 MiB are needed, [0-9,]+ MiB are free; set EIGENSHOT_CACHE .* stream"
-
-
-def test_a_file_that_may_not_grow_so_large_says_so(folder: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
-    try:
-        with pytest.raises(CacheUnavailable, match=NO_ROOM):
-            cached_pixels(ListTable(noise_pngs(10)), size=256, channels=3)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert suffixes(folder) == set()
-
-
-def test_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not permitted")
-    try:
-        monkeypatch.setenv("EIGENSHOT_CACHE", str(disk))
-        with pytest.raises(CacheUnavailable, match=NO_ROOM):
-            cached_pixels(ListTable(noise_pngs(10)), size=256, channels=3)
-        assert suffixes(disk / "pixels") == set()
-        cached_pixels(ListTable(noise_pngs(10)), **SIZE)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_space_is_claimed_where_the_file_system_cannot_reserve_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    interrupted(noise_pngs(100), rows=48)
-    monkeypatch.delattr(os, "posix_fallocate")
-    cache = cached_pixels(ListTable(noise_pngs(100)), **SIZE)
-    np.testing.assert_array_equal(cache.pixels().numpy(), expected(ListTable(noise_pngs(100))))
 
 
 def test_a_worker_that_dies_is_reported_as_such() -> None:

@@ -66,7 +66,9 @@ def test_a_stopped_stream_goes_on_exactly(shards: Path, tmp_path: Path) -> None:
     config = settings(reader="streamed", window=32)
     pretrain(str(shards), config, tmp_path / "whole", device="cpu")
     with pytest.raises(Interrupted):
-        pretrain(str(shards), config, tmp_path / "parts", device="cpu", reporter=Recorder(stop_at=8))
+        pretrain(
+            str(shards), config, tmp_path / "parts", device="cpu", reporter=Recorder(stop_at=8)
+        )
     automatic = settings()  # what was chosen is kept
     pretrain(str(shards), automatic, tmp_path / "parts", device="cpu", resume=True)
     assert encoder_bytes(tmp_path / "whole") == encoder_bytes(tmp_path / "parts")

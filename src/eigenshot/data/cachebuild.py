@@ -1,4 +1,4 @@
-"""Decoding a table in chunks on all cores, into a file that survives being interrupted.
+"""Decoding a table in chunks on all cores, into memory or a file; what could not be read.
 
 Nothing here imports torch: worker processes load this module.
 """
@@ -6,10 +6,6 @@ Nothing here imports torch: worker processes load this module.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
-import os
-import shutil
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,19 +13,21 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from eigenshot.data.decode import check_options
 from eigenshot.data.decoding import cores, decode_of_table, decode_rows, table_pool
-from eigenshot.data.encoded import Encoded, digest_of
+from eigenshot.data.encoded import Encoded
+from eigenshot.data.listing import FolderTable
 from eigenshot.errors import UserError
-from eigenshot.files import remove_leftovers, write_text
 
 Progress = Callable[[int, int], None]
+Unreadable = tuple[tuple[str, str], ...]
 
 # A chunk is what an interrupt can cost, and what is sent to a worker at a time.
-_CHUNK_BYTES, _CHUNK_ROWS = 4 * 2**20, 512
+CHUNK_BYTES, _CHUNK_ROWS = 4 * 2**20, 512
 
 # Few but large photographs still spread over many cores.
 _FEWEST_CHUNKS, _SMALLEST_CHUNK = 64, 16
@@ -38,7 +36,7 @@ _FEWEST_CHUNKS, _SMALLEST_CHUNK = 64, 16
 _WORTH_PROCESSES = 2.0
 _PROBED_ROWS = 8
 
-_IN_FILE = np.empty(0, dtype=np.uint8)
+IN_FILE = np.empty(0, dtype=np.uint8)
 
 
 class WriteFailed(OSError):
@@ -75,7 +73,7 @@ def plan_chunks(groups: np.ndarray, image_bytes: int) -> list[range]:
     """
     total = int(groups[-1]) if len(groups) else 0
     limit = min(_CHUNK_ROWS, max(_SMALLEST_CHUNK, -(-total // _FEWEST_CHUNKS)))
-    limit = max(1, min(limit, _CHUNK_BYTES // image_bytes))
+    limit = max(1, min(limit, CHUNK_BYTES // image_bytes))
     chunks: list[range] = []
     for start, stop in zip(groups[:-1].tolist(), groups[1:].tolist(), strict=True):
         if chunks and stop - chunks[-1].start <= limit:
@@ -129,6 +127,89 @@ def decode_chunks(
         pool.shutdown(wait=True, kill_workers=not finished)
 
 
+def decode_table(
+    table: Encoded,
+    *,
+    size: int,
+    channels: int,
+    max_unreadable: float = 0.1,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, Unreadable]:
+    """The readable pictures of ``table`` in memory, without the cache.
+
+    Returns uint8 (N, channels, size, size), the rows they come from, int64 (N,), and what was
+    skipped as (place, reason). Parameters are those of
+    `eigenshot.data.pixelcache.cached_pixels`.
+    """
+    check_request(table, size, channels, max_unreadable)
+    pixels = np.empty((len(table), channels, size, size), dtype=np.uint8)
+    chunks = plan_chunks(table.groups, pixels[0].nbytes)
+    failures: dict[int, str] = {}
+    done = 0
+    decoded = decode_chunks(table, chunks, size=size, channels=channels, workers=workers)
+    with contextlib.closing(decoded):
+        for chunk in decoded:
+            pixels[chunk.rows.start : chunk.rows.stop] = chunk.pixels
+            failures |= chunk.failures
+            done += len(chunk.rows)
+            if progress is not None:
+                progress(done, len(table))
+    unreadable = describe_failures(table, failures)
+    check_unreadable(table, unreadable, max_unreadable)
+    kept = other_rows(len(table), failures)
+    if failures:
+        for target, row in enumerate(kept):  # in place: a second array might not fit
+            pixels[target] = pixels[row]
+    return pixels[: len(kept)], kept, unreadable
+
+
+def check_request(table: Encoded, size: int, channels: int, max_unreadable: float) -> None:
+    """Refuse options that make no sense, and a table without pictures, before the work."""
+    check_options(size, channels)
+    if not 0 <= max_unreadable <= 1:
+        raise UserError(f"expected max_unreadable between 0 and 1, found {max_unreadable!r}")
+    if len(table) == 0:
+        raise UserError(f"{table.name} has no images")
+
+
+def check_unreadable(table: Encoded, unreadable: Unreadable, max_unreadable: float) -> None:
+    """Refuse too large a share of pictures that cannot be read, and all of them in any case.
+
+    A folder that cannot be looked into counts as one of them: it would have held some.
+    """
+    total = len(table)
+    if isinstance(table, FolderTable):
+        unreadable = tuple(sorted([*table.unlistable, *unreadable]))
+        total += len(table.unlistable)
+    share = len(unreadable) / total
+    if len(unreadable) < total and share <= max_unreadable:
+        return
+    first = "; ".join(f"{path} ({reason})" for path, reason in unreadable[:3])
+    if len(unreadable) > 3:
+        first += "; …"
+    if len(unreadable) == total:
+        raise UserError(f"none of the {total} images in {table.name} can be read: {first}")
+    enough = 0.5 if share <= 0.5 else 1.0
+    raise UserError(
+        f"{len(unreadable)} of {total} images ({share:.1%}) in {table.name} cannot be read, more "
+        f"than the {max_unreadable:.1%} allowed: {first}. Mend or remove them, or allow more: "
+        f"--set data.max_unreadable={enough}"
+    )
+
+
+def other_rows(total: int, failures: dict[int, str]) -> np.ndarray:
+    """int64, the rows of 0..total-1 that did not fail, ascending."""
+    keep = np.ones(total, dtype=bool)
+    keep[list(failures)] = False
+    return np.flatnonzero(keep)
+
+
+def describe_failures(table: Encoded, failures: dict[int, str]) -> Unreadable:
+    """The place and reason of each row that failed, in order of rows."""
+    return tuple((table.describe(row), failures[row]) for row in sorted(failures))
+
+
 def _seconds(table: Encoded, chunks: Sequence[range], size: int, channels: int) -> float:
     """About how long one core would take, from the first few rows."""
     rows = chunks[0][:_PROBED_ROWS]
@@ -154,147 +235,4 @@ def _stored(rows: range, pixels: np.ndarray, failed: dict[int, str], file: Path 
     with writing(), file.open("r+b") as handle:
         handle.seek(rows.start * pixels[0].nbytes)
         handle.write(pixels.data)
-    return Decoded(rows, crc, failures, _IN_FILE)
-
-
-class Partial:
-    """A file of pixels that is being filled, and the journal of its finished chunks beside it.
-
-    Whatever a killed process leaves is taken up again as far as it proves to be whole.
-
-    Parameters
-    ----------
-    stem : what the names of the two files have in common; it stands for all that decides the
-        content
-    """
-
-    def __init__(self, stem: Path, table: Encoded, *, size: int, channels: int) -> None:
-        self._file, self._journal = stem.with_suffix(".partial"), stem.with_suffix(".journal")
-        self.squeezed = stem.with_suffix(".squeezed")
-        self._table, self._size, self._channels = table, size, channels
-        self._image_bytes = channels * size**2
-        chunks = plan_chunks(table.groups, self._image_bytes)
-        self._chunks = {rows.start: rows for rows in chunks}
-        self._settings = [stem.name, len(table), size, channels, digest_of(list(self._chunks))]
-        self._done: dict[int, Decoded] = {}
-
-    def fill(self, *, workers: int | None, progress: Progress | None) -> dict[int, str]:
-        """Decode what is not there yet; the reasons by row of all that failed."""
-        self._take_up()
-        with writing():
-            _allocate(self._file, len(self._table) * self._image_bytes)
-            lines = [json.dumps(self._settings) + "\n", *map(_journal_line, self._done.values())]
-            write_text(self._journal, "".join(lines))
-            handle = self._journal.open("ab", buffering=0)
-        count, total = sum(len(chunk.rows) for chunk in self._done.values()), len(self._table)
-        missing = [rows for start, rows in self._chunks.items() if start not in self._done]
-        decoded = decode_chunks(
-            self._table,
-            missing,
-            size=self._size,
-            channels=self._channels,
-            file=self._file,
-            workers=workers,
-        )
-        with handle, contextlib.closing(decoded):
-            if progress is not None and self._done:
-                progress(count, total)
-            for chunk in decoded:
-                self._done[chunk.rows.start] = chunk
-                with writing():
-                    handle.write(_journal_line(chunk).encode("ascii"))
-                count += len(chunk.rows)
-                if progress is not None:
-                    progress(count, total)
-        return {
-            row: reason
-            for start in self._chunks
-            for row, reason in sorted(self._done[start].failures.items())
-        }
-
-    def squeeze(self) -> list[tuple[int, int]]:
-        """Close the gaps of failed rows in the file, then called ``squeezed``, and sync it.
-
-        Returns the rows and crc32 of each chunk. A kill in the middle is safe: a chunk that was
-        overwritten no longer has its checksum.
-        """
-        kept, end = [], 0
-        with writing():
-            # Workers of a killed process may live a little longer, and must not find it any more.
-            os.replace(self._file, self.squeezed)
-        with writing(), self.squeezed.open("r+b") as handle:
-            for start in self._chunks:
-                chunk = self._done[start]
-                count, crc = len(chunk.rows) - len(chunk.failures), chunk.crc
-                if chunk.failures or end != start:
-                    pixels = np.frombuffer(self._read(handle, chunk.rows), dtype=np.uint8)
-                    pixels = pixels.reshape(-1, self._image_bytes)
-                    pixels = pixels[[row not in chunk.failures for row in chunk.rows]]
-                    crc = zlib.crc32(pixels.data)
-                    handle.seek(end * self._image_bytes)
-                    handle.write(pixels.data)
-                kept.append((count, crc))
-                end += count
-            handle.truncate(end * self._image_bytes)
-            handle.flush()
-            os.fsync(handle.fileno())
-        return kept
-
-    def remove(self) -> None:
-        """Give up what has been decoded so far."""
-        for file in (self._file, self.squeezed, self._journal):
-            with contextlib.suppress(OSError):
-                file.unlink()
-
-    def _read(self, handle: IO[bytes], rows: range) -> bytes:
-        handle.seek(rows.start * self._image_bytes)
-        return handle.read(len(rows) * self._image_bytes)
-
-    def _take_up(self) -> None:
-        """Find the chunks that an earlier process has finished, or start afresh."""
-        with writing():
-            remove_leftovers(self._journal.parent, self._journal.name)
-        with contextlib.suppress(OSError):
-            os.replace(self.squeezed, self._file)
-        try:
-            head, *lines = self._journal.read_text(encoding="ascii", errors="replace").splitlines()
-            if json.loads(head) != self._settings:
-                raise ValueError("a journal of other work")
-            with self._file.open("rb") as handle:
-                for chunk in filter(None, map(self._parse, lines)):
-                    if zlib.crc32(self._read(handle, chunk.rows)) == chunk.crc:
-                        self._done[chunk.rows.start] = chunk
-        except (OSError, ValueError):
-            self._done = {}
-            self.remove()
-
-    def _parse(self, line: str) -> Decoded | None:
-        """A line of the journal; None where it is torn or makes no sense."""
-        try:
-            start, crc, failures = json.loads(line)
-            rows, failures = self._chunks[start], {int(row): str(why) for row, why in failures}
-        except (ValueError, TypeError, KeyError):
-            return None
-        sound = all(row in rows for row in failures)
-        return Decoded(rows, crc, failures, _IN_FILE) if sound else None
-
-
-def _journal_line(chunk: Decoded) -> str:
-    return json.dumps([chunk.rows.start, chunk.crc, list(chunk.failures.items())]) + "\n"
-
-
-def _allocate(file: Path, size: int) -> None:
-    """Claim all of the space before the work; what ``file`` holds already stays."""
-    with file.open("ab") as handle:
-        status = os.fstat(handle.fileno())
-        missing = size - getattr(status, "st_blocks", 0) * 512
-        if missing > shutil.disk_usage(file.parent).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        try:
-            os.posix_fallocate(handle.fileno(), 0, size)
-        except (AttributeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-            for start in range(status.st_size, size, _CHUNK_BYTES):
-                handle.write(bytes(min(_CHUNK_BYTES, size - start)))
-        handle.truncate(size)
+    return Decoded(rows, crc, failures, IN_FILE)

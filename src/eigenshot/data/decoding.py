@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -66,14 +68,15 @@ def process_pool(
     """Processes that decode, one a core by default; to be shut down by the caller.
 
     They are started afresh rather than forked (torch's threads do not survive a fork), and without
-    running the caller's main module again. Each calls ``initializer(*initargs)`` once.
+    running the caller's main module again. Each calls ``initializer(*initargs)`` once, and ends
+    when this process is gone.
     """
     from joblib.externals.loky import ProcessPoolExecutor
 
     pool: Executor = ProcessPoolExecutor(
         workers or cores(),
         initializer=_start,
-        initargs=(initializer, initargs),
+        initargs=(os.getpid(), initializer, initargs),
         timeout=300,
     )
     return pool
@@ -104,10 +107,18 @@ def _keep(pickled: bytes) -> None:
     _kept[:] = [pickled]
 
 
-def _start(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
+def _start(parent: int, initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     Image.init()
     if initializer is not None:
         initializer(*initargs)
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, which may be killed before it can say so."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -61,7 +61,7 @@ class FolderTable:
 
     @cached_property
     def identity(self) -> str:
-        """Digest of every file's name, size and time of change."""
+        """Digest of every file's name, size and times; a repaired permission changes it too."""
         return digest_of(self.paths, self._stamps(times=True))
 
     @cached_property
@@ -77,7 +77,8 @@ class FolderTable:
             except OSError:  # it will be found unreadable
                 stamps.append([-1])
             else:
-                stamps.append([status.st_size, *([status.st_mtime_ns] if times else [])])
+                changed = [status.st_mtime_ns, status.st_ctime_ns] if times else []
+                stamps.append([status.st_size, *changed])
         return stamps
 
 

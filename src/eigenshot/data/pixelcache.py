@@ -7,10 +7,9 @@ import errno
 import json
 import mmap
 import os
-import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,32 +19,23 @@ import torch
 
 from eigenshot.data.cache import cache_folder
 from eigenshot.data.cachebuild import (
-    Partial,
     Progress,
+    Unreadable,
     WriteFailed,
-    decode_chunks,
-    plan_chunks,
+    check_request,
+    check_unreadable,
+    describe_failures,
+    other_rows,
     writing,
 )
 from eigenshot.data.decode import check_options
 from eigenshot.data.encoded import Encoded, digest_of
+from eigenshot.data.partial import CacheUnavailable, Partial, locked, unavailable
 from eigenshot.data.source import content_fingerprint
-from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.errors import CorruptFileError
 from eigenshot.files import remove_leftovers, write_json
 
-try:
-    import fcntl
-except ImportError:  # not a Unix system: two builds at once then do the work twice
-    fcntl = None  # type: ignore[assignment]
-
-Unreadable = tuple[tuple[str, str], ...]
-
 _VERSION = 1  # of the files, and of how pictures are decoded
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class CacheUnavailable(UserError):
-    """The cache folder cannot be written, or has no room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,20 +100,20 @@ def cached_pixels(
     CacheUnavailable
         Where the cache folder cannot be written or has no room. Nothing is left in it then.
     """
-    _check(table, size, channels, max_unreadable)
+    check_request(table, size, channels, max_unreadable)
     size, channels = int(size), int(channels)  # of NumPy they would not go into JSON
     cache = find_cached(table, size=size, channels=channels)
     if cache is None:
         stem = _stem(table, size, channels)
         try:
-            with _locked(stem, table.name, note):
+            with locked(stem, table.name, note):
                 cache = _open(table, stem, size, channels)  # by now another process may be done
                 if cache is None:
                     cache = _build(table, stem, size, channels, max_unreadable, progress, workers)
         except WriteFailed as error:
             need = len(table) * channels * size**2
-            raise _unavailable(stem.parent, table.name, error, need) from error
-    check_unreadable(table.name, cache.unreadable, len(table), max_unreadable)
+            raise unavailable(stem.parent, table.name, error, need) from error
+    check_unreadable(table, cache.unreadable, max_unreadable)
     return cache
 
 
@@ -134,42 +124,6 @@ def find_cached(table: Encoded, *, size: int, channels: int) -> DecodedCache | N
         return _open(table, _stem(table, size, channels), size, channels)
     except CacheUnavailable:
         return None
-
-
-def decode_table(
-    table: Encoded,
-    *,
-    size: int,
-    channels: int,
-    max_unreadable: float = 0.1,
-    progress: Progress | None = None,
-    workers: int | None = None,
-) -> tuple[np.ndarray, np.ndarray, Unreadable]:
-    """The readable pictures of ``table`` in memory, without the cache.
-
-    Returns uint8 (N, channels, size, size), the rows they come from, int64 (N,), and what was
-    skipped as (place, reason). Parameters are those of `cached_pixels`.
-    """
-    _check(table, size, channels, max_unreadable)
-    pixels = np.empty((len(table), channels, size, size), dtype=np.uint8)
-    chunks = plan_chunks(table.groups, pixels[0].nbytes)
-    failures: dict[int, str] = {}
-    done = 0
-    decoded = decode_chunks(table, chunks, size=size, channels=channels, workers=workers)
-    with contextlib.closing(decoded):
-        for chunk in decoded:
-            pixels[chunk.rows.start : chunk.rows.stop] = chunk.pixels
-            failures |= chunk.failures
-            done += len(chunk.rows)
-            if progress is not None:
-                progress(done, len(table))
-    unreadable = _describe(table, failures)
-    check_unreadable(table.name, unreadable, len(table), max_unreadable)
-    kept = _others(len(table), failures)
-    if failures:
-        for target, row in enumerate(kept):  # in place: a second array might not fit
-            pixels[target] = pixels[row]
-    return pixels[: len(kept)], kept, unreadable
 
 
 def verify(cache: DecodedCache) -> bool:
@@ -184,34 +138,6 @@ def verify(cache: DecodedCache) -> bool:
         return False
 
 
-def check_unreadable(
-    place: str, unreadable: Sequence[tuple[str, str]], total: int, max_unreadable: float
-) -> None:
-    """Refuse too large a share of pictures that cannot be read, and all of them in any case."""
-    share = len(unreadable) / total
-    if len(unreadable) < total and share <= max_unreadable:
-        return
-    first = "; ".join(f"{path} ({reason})" for path, reason in unreadable[:3])
-    if len(unreadable) > 3:
-        first += "; …"
-    if len(unreadable) == total:
-        raise UserError(f"none of the {total} images in {place} can be read: {first}")
-    enough = 0.5 if share <= 0.5 else 1.0
-    raise UserError(
-        f"{len(unreadable)} of {total} images ({share:.1%}) in {place} cannot be read, more than "
-        f"the {max_unreadable:.1%} allowed: {first}. Mend or remove them, or allow more: "
-        f"--set data.max_unreadable={enough}"
-    )
-
-
-def _check(table: Encoded, size: int, channels: int, max_unreadable: float) -> None:
-    check_options(size, channels)
-    if not 0 <= max_unreadable <= 1:
-        raise UserError(f"expected max_unreadable between 0 and 1, found {max_unreadable!r}")
-    if len(table) == 0:
-        raise UserError(f"{table.name} has no images")
-
-
 def _stem(table: Encoded, size: int, channels: int) -> Path:
     """What the names of a cache's files have in common."""
     # Pillow's resampling may change with its major version.
@@ -222,26 +148,6 @@ def _stem(table: Encoded, size: int, channels: int) -> Path:
         raise CacheUnavailable(
             "there is no home folder for the cache; set EIGENSHOT_CACHE to a folder"
         ) from error
-
-
-@contextlib.contextmanager
-def _locked(stem: Path, name: str, note: Callable[[str], None] | None) -> Iterator[None]:
-    """Keep other processes from building the same cache."""
-    with writing():
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        # The file stays: whoever waits for it and whoever comes new must see the same one.
-        handle = stem.with_suffix(".lock").open("ab")
-    with handle:
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if note is not None:
-                    note(f"waiting for another process that is decoding {name}")
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError:  # some network file systems have no locks
-                pass
-        yield
 
 
 def _build(
@@ -262,12 +168,12 @@ def _build(
     partial = Partial(stem, table, size=size, channels=channels)
     try:
         failures = partial.fill(workers=workers, progress=progress)
-        unreadable = _describe(table, failures)
+        unreadable = describe_failures(table, failures)
         if len(failures) == len(table):
             partial.remove()  # no second call can make anything of it
-        check_unreadable(table.name, unreadable, len(table), max_unreadable)
+        check_unreadable(table, unreadable, max_unreadable)
         chunks = partial.squeeze()
-        kept = _others(len(table), failures)
+        kept = other_rows(len(table), failures)
         shape = (len(kept), channels, size, size)
         fingerprint = _fingerprint(table, partial.squeezed, shape, kept)
         with writing():
@@ -297,7 +203,7 @@ def _open(table: Encoded, stem: Path, size: int, channels: int) -> DecodedCache 
         content = json.loads(header.read_text(encoding="utf-8"))
         failures = {int(row): str(reason) for row, reason in content["unreadable"]}
         chunks = tuple((int(count), int(crc)) for count, crc in content["chunks"])
-        kept = _others(len(table), failures)
+        kept = other_rows(len(table), failures)
         shape = (len(kept), channels, size, size)
         whole = (
             (content["version"], content["rows"]) == (_VERSION, len(table))
@@ -316,7 +222,7 @@ def _open(table: Encoded, stem: Path, size: int, channels: int) -> DecodedCache 
         fingerprint = str(known[labelling])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
         return None
-    return DecodedCache(data, shape, fingerprint, kept, _describe(table, failures), chunks)
+    return DecodedCache(data, shape, fingerprint, kept, describe_failures(table, failures), chunks)
 
 
 def _labelling(table: Encoded) -> str:
@@ -346,33 +252,3 @@ def _mapped(file: Path, shape: tuple[int, int, int, int]) -> torch.Tensor:
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         view = mmap.mmap(handle.fileno(), count, mmap.MAP_PRIVATE | no_reserve, protection)
     return torch.from_numpy(np.frombuffer(view, np.uint8).reshape(shape))
-
-
-def _others(total: int, failures: dict[int, str]) -> np.ndarray:
-    """int64, the rows of 0..total-1 that did not fail, ascending."""
-    keep = np.ones(total, dtype=bool)
-    keep[list(failures)] = False
-    return np.flatnonzero(keep)
-
-
-def _describe(table: Encoded, failures: dict[int, str]) -> Unreadable:
-    return tuple((table.describe(row), failures[row]) for row in sorted(failures))
-
-
-def _unavailable(folder: Path, name: str, error: OSError, need: int) -> CacheUnavailable:
-    reason = (error.strerror or "it cannot be written").lower()
-    if error.errno in _NO_ROOM:
-        free = shutil.disk_usage(folder).free
-        return CacheUnavailable(
-            f"{folder} has no room for the decoded images of {name} ({reason}): "
-            f"{_mebibytes(need)} are needed, {_mebibytes(free)} are free; set EIGENSHOT_CACHE to "
-            "another folder, or stream the images: --set data.reader=streamed"
-        )
-    return CacheUnavailable(
-        f"cannot write decoded images of {name} to {folder}: {reason}; set EIGENSHOT_CACHE to a "
-        "folder that can be written to"
-    )
-
-
-def _mebibytes(count: int) -> str:
-    return f"{-(-count // 2**20):,} MiB"

@@ -17,17 +17,12 @@ import numpy as np
 import torch
 
 from eigenshot.data.cache import cache_folder
+from eigenshot.data.cachebuild import decode_table
 from eigenshot.data.decode import check_options
 from eigenshot.data.encoded import Encoded
 from eigenshot.data.listing import FolderTable, label_by_folder
-from eigenshot.data.pixelcache import (
-    CacheUnavailable,
-    DecodedCache,
-    cached_pixels,
-    decode_table,
-    find_cached,
-    verify,
-)
+from eigenshot.data.partial import CacheUnavailable
+from eigenshot.data.pixelcache import DecodedCache, cached_pixels, find_cached, verify
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.data.streamed import StreamedSource
 from eigenshot.errors import UserError

@@ -35,6 +35,9 @@ class Method(nn.Module):
 
         What is returned here is handed to ``forward`` as its third argument. Keeping the choice
         outside the forward pass makes a step a function of its arguments.
+
+        Where several processes train together, ``batch_size`` is that of this rank's block, and
+        every rank is handed the same generator: what is drawn alike is alike on all ranks.
         """
         return None
 

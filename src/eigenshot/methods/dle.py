@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from eigenshot.collective import gather_rows, rank, sum_over_ranks, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import Method
 from eigenshot.networks import Backbone
@@ -28,6 +29,9 @@ def _exact(z: Tensor) -> Tensor:
 
 def trace_loss(z_a: Tensor, z_b: Tensor, reduction: Reduction = "mean") -> Tensor:
     """Mean squared distance of neighbours (Eq. 8), a sample of Tr(ZᵀLZ).
+
+    It is that of the rows given. Where several processes train together, each has its own share,
+    whose mean over ranks is the term of the global batch.
 
     Parameters
     ----------
@@ -49,20 +53,24 @@ def decorrelation_loss(z: Tensor, route: Literal["auto", "covariance", "gram"] =
     ‖ZᵀZ‖_F = ‖ZZᵀ‖_F, so the sum is had from the K×K covariance or from the B×B Gram matrix;
     ``"auto"`` forms the smaller one. Value and gradient are the same.
 
+    The batch of B samples is the global one: where several processes train together, the equal
+    blocks of all. Every rank returns the same value.
+
     Parameters
     ----------
-    z : ``(batch, K)``, each dimension of mean zero.
+    z : ``(batch, K)``, this process's samples, each dimension of mean zero over the global batch.
     """
     if z.ndim != 2:
         raise UserError(f"expected embeddings of shape (batch, K), found {tuple(z.shape)}")
-    batch, dimensions = z.shape
+    batch, dimensions = len(z) * world_size(), z.shape[1]
     if route == "auto":
         route = "gram" if batch < dimensions else "covariance"
     with torch.autocast(device_type=z.device.type, enabled=False):
         z = _exact(z)
         if route == "covariance":
-            covariance = z.T @ z / batch
+            covariance = sum_over_ranks(z.T @ z) / batch
             return (covariance - torch.diag(covariance.diagonal())).square().sum()
+        z = gather_rows(z)
         frobenius = (z @ z.T / batch).square().sum()  # Eq. 13
         diagonal = (z.square().sum(dim=0) / batch).square().sum()
         return frobenius - diagonal
@@ -154,13 +162,18 @@ class DeepLaplacianEigenmapsMethod(Method):
         return self.k_gamma / dimensions if self.reduction == "mean" else self.k_gamma
 
     def draw(self, batch_size: int, generator: np.random.Generator) -> Mix | None:
-        """λ, the layer and the permutation of one batch; None when nothing is mixed."""
+        """λ, the layer and the permutation of one batch; None when nothing is mixed.
+
+        Where several processes train together, λ and the layer are alike on all and each permutes
+        its own block of ``batch_size`` images: one process with all blocks would do the same with
+        the block-diagonal permutation. ``generator`` must stand at the same place on every rank.
+        """
         if self.mixup == "none":
             return None
         coefficient = torch.tensor(generator.beta(self.alpha, self.alpha), dtype=torch.float64)
         layer = int(generator.choice(self.layers)) if self.mixup == "manifold" else 0
-        permutation = torch.from_numpy(generator.permutation(batch_size))
-        return Mix(layer, coefficient, permutation)
+        permutations = [generator.permutation(batch_size) for _ in range(world_size())]
+        return Mix(layer, coefficient, torch.from_numpy(permutations[rank()]))
 
     def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
         """Loss terms of a batch of positive pairs.
@@ -172,7 +185,9 @@ class DeepLaplacianEigenmapsMethod(Method):
 
         Returns
         -------
-        ``{"loss", "trace", "decorrelation"}``, scalars.
+        ``{"loss", "trace", "decorrelation"}``, scalars. Where several processes train together,
+        ``trace`` is this rank's share and ``decorrelation`` is global, so the mean of ``loss`` over
+        ranks is the loss of the global batch.
         """
         z_a = self.embed(view_a)
         z_b = self._embed_mixed(view_b, mix)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from eigenshot.collective import batch_mean, world_size
 from eigenshot.errors import UserError
 from eigenshot.networks.layers import require_positive
 
 
 class Standardize(nn.Module):
     """Zero mean and unit (biased) variance in every dimension over the batch.
+
+    The batch is the global one: where several processes train together, the equal blocks of all.
 
     In eval mode running statistics stand in for those of the batch: their mean over the first
     batches, then a moving average. The work is done in float32
@@ -44,15 +47,16 @@ class Standardize(nn.Module):
             if not self.training:
                 centred = x - self.running_mean.to(x.dtype)
                 return centred * torch.rsqrt(self.running_var.to(x.dtype) + self.eps)
-            if len(x) < 2:
+            samples = len(x) * world_size()
+            if samples < 2:
                 raise UserError(
-                    f"cannot standardise a training batch of {len(x)}: at least 2 samples are "
+                    f"cannot standardise a training batch of {samples}: at least 2 samples are "
                     "needed; raise the batch size or drop the last, incomplete batch"
                 )
-            mean = x.mean(dim=0)
+            mean = batch_mean(x, 0)
             centred = x - mean
-            variance = centred.square().mean(dim=0)
-            self._update_running_statistics(mean.detach(), variance.detach(), len(x))
+            variance = batch_mean(centred.square(), 0)
+            self._update_running_statistics(mean.detach(), variance.detach(), samples)
             return centred * torch.rsqrt(variance + self.eps)
 
     def _update_running_statistics(self, mean: Tensor, variance: Tensor, batch: int) -> None:
