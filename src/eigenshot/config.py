@@ -82,6 +82,15 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """How a step is run: rounding aside, the same is learned in every way."""
+
+    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on CUDA
+    compile: Literal["auto", "on", "off"] = "auto"  # auto: where a run is long enough to repay it
+    capture: Literal["auto", "off"] = "auto"  # the step as a CUDA graph where that is possible
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """When the state is written, besides the end of the run and an interruption. Zero: never."""
 
@@ -120,6 +129,7 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -131,9 +141,19 @@ class Config:
         """Nested plain values."""
         return dataclasses.asdict(self)
 
+    def lasting(self) -> dict[str, Any]:
+        """The settings that decide what is learned, as nested plain values.
 
-# Settings that change what is recorded, never what is learned: free to differ on resume.
-NEUTRAL_SECTIONS = ("recipe", "checkpoint", "probe", "logging")
+        The others decide what is recorded and how fast, and are free to differ on resume.
+        """
+        table = {key: value for key, value in self.to_dict().items() if key not in _NEUTRAL}
+        table["engine"] = {"precision": self.engine.precision}
+        if self.data.reader != "streamed":  # kept or mapped, the batches are the same
+            del table["data"]["reader"], table["data"]["window"]
+        return table
+
+
+_NEUTRAL = ("recipe", "checkpoint", "probe", "logging")
 
 
 def _check_ranges(config: Config) -> None:
@@ -186,11 +206,9 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(stored: Config, asked: Config) -> list[str]:
     """What would change what is learned, one text a setting."""
-    old, new = flatten(stored.to_dict()), flatten(asked.to_dict())
-    if "streamed" not in (old["data.reader"], new["data.reader"]):
-        old["data.reader"] = new["data.reader"]  # kept or mapped, the batches are the same
+    old, new = flatten(stored.lasting()), flatten(asked.lasting())
     return [
         f"{key}: {old.get(key, 'unset')!r} in the run, {new.get(key, 'unset')!r} asked"
         for key in sorted(set(old) | set(new))
-        if key.split(".")[0] not in NEUTRAL_SECTIONS and old.get(key) != new.get(key)
+        if old.get(key) != new.get(key)
     ]

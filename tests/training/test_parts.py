@@ -44,17 +44,20 @@ class TestMeter:
     def test_means_since_the_last_reset(self) -> None:
         meter = Meter()
         for value in (1.0, 2.0, 6.0):
-            meter.update({"loss": torch.tensor(value)})
+            meter.add({"loss": torch.tensor(value)})
+            meter.count += 1
         assert meter.means() == {"loss": 3.0}
         meter.reset()
-        meter.update({"loss": torch.tensor(5.0)})
+        meter.add({"loss": torch.tensor(5.0)})
+        meter.count += 1
         assert meter.means() == {"loss": 5.0}
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_one_value_that_is_not_finite_is_found_later(self, value: float) -> None:
         meter = Meter()
         for term in (1.0, value, 1.0):
-            meter.update({"loss": torch.tensor(1.0), "trace": torch.tensor(term)})
+            meter.add({"loss": torch.tensor(1.0), "trace": torch.tensor(term)})
+            meter.count += 1
         with pytest.raises(TrainingDiverged, match="trace is no longer finite"):
             meter.check_finite()
 

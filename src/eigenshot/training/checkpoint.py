@@ -58,7 +58,7 @@ def save_checkpoint(
     if broken:
         raise TrainingDiverged(f"the weights {', '.join(broken[:3])} are no longer finite")
     sums, count = meter.state()
-    slots, scalars = _flatten_optimizer(optimizer.state_dict())
+    slots, plain = _flatten_optimizer(optimizer.state_dict())
     tensors = {
         **{f"method.{name}": value for name, value in weights.items()},
         **{f"optimizer.{name}": value for name, value in slots.items()},
@@ -69,7 +69,7 @@ def save_checkpoint(
         "seconds": progress.seconds,
         "best": [progress.best, progress.best_step, progress.best_by],
         "meter_count": count,
-        "optimizer": scalars,
+        "optimizer": plain,
     }
     write_tensors(path, tensors, header, kind=FORMAT)
 
@@ -86,9 +86,10 @@ def load_checkpoint(
     device = next(method.parameters()).device
     try:
         method.load_state_dict(_with_prefix(tensors, "method."))
-        optimizer.load_state_dict(
-            _unflatten_optimizer(_with_prefix(tensors, "optimizer."), header["optimizer"])
-        )
+        slots = _unflatten_optimizer(_with_prefix(tensors, "optimizer."), header["optimizer"])
+        # Rates and kernels are this run's own; what was learned is in the slots.
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": slots, "param_groups": groups})
         meter.restore(_with_prefix(tensors, "meter."), int(header["meter_count"]), device)
         _match_layout(optimizer)
         return Progress(int(header["step"]), float(header["seconds"]), *header["best"])
@@ -136,17 +137,19 @@ def _flatten_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[s
                 tensors[f"{parameter}.{slot}"] = value
             else:
                 plain.setdefault(str(parameter), {})[slot] = value
-    return tensors, {"groups": state["param_groups"], "plain": plain}
+    return tensors, plain
 
 
-def _unflatten_optimizer(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> dict[str, Any]:
+def _unflatten_optimizer(
+    tensors: dict[str, Tensor], plain: dict[str, dict[str, Any]]
+) -> dict[int, dict[str, Any]]:
     state: dict[int, dict[str, Any]] = {}
     for name, value in tensors.items():
         parameter, _, slot = name.partition(".")
         state.setdefault(int(parameter), {})[slot] = value
-    for parameter, slots in scalars["plain"].items():
+    for parameter, slots in plain.items():
         state.setdefault(int(parameter), {}).update(slots)
-    return {"state": state, "param_groups": scalars["groups"]}
+    return state
 
 
 class Keeper:

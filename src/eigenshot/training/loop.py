@@ -14,6 +14,7 @@ from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
 from eigenshot.training.diagnostics import Diagnostics, diagnose
+from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.interrupt import Interruption
 from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
@@ -21,7 +22,6 @@ from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.schedule import learning_rate
 from eigenshot.training.setup import Parts
-from eigenshot.training.step import EagerStep
 
 _DIAGNOSTIC_IMAGES = 512
 _FINITE_CHECK_STEPS = 20
@@ -47,18 +47,14 @@ def train(
     steps_an_epoch = len(source) // batch
     total_steps = config.training.epochs * steps_an_epoch
     warmup_steps = round(config.optimizer.warmup_epochs * steps_an_epoch)
-    optimizer = torch.optim.SGD(
-        method.parameters(),
-        lr=config.optimizer.lr,
-        momentum=config.optimizer.momentum,
-        weight_decay=config.optimizer.weight_decay,
-    )
+    optimizer = create_optimizer(method, config.optimizer, parts.fabric.device)
     meter, progress = Meter(), Progress()
-    step = EagerStep(parts.fabric, method, optimizer, parts.views, source, seed)
     if going_on:
         progress = load_checkpoint(folder.last, method, optimizer, meter)
         folder.drop_metrics_after(progress.step)
         reporter.note(f"going on from step {progress.step} of {total_steps}")
+    compile_if_worthwhile(parts, total_steps - progress.step, reporter)
+    step = create_step(parts, optimizer, meter, reporter)
     keeper = Keeper(folder, method, optimizer, config.checkpoint, progress.step)
     if going_on:
         keeper.restore_best(progress)
@@ -78,13 +74,12 @@ def train(
                     total_steps=total_steps,
                     warmup_steps=min(warmup_steps, total_steps // 2),
                 )
-                terms = step(progress.step, rows, rate)
-                meter.update(terms)
+                step(progress.step, rows, rate)
                 progress.step += 1
                 if progress.step % _FINITE_CHECK_STEPS == 0:
                     meter.check_finite()
                 if reporter.due():
-                    reporter.advance(progress.step, watch.images_per_second(), meter.means())
+                    reporter.advance(progress.step, watch.images_per_second(), meter.own_means())
                 if position + 1 < steps_an_epoch:  # at the end of an epoch its metrics come first
                     if interruption.requested or keeper.due(progress.step):
                         watch.stop()

@@ -5,26 +5,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eigenshot.collective import mean_over_ranks
 from eigenshot.errors import TrainingDiverged
 
 
 class Meter:
-    """Sums of named scalars since the last `reset`."""
+    """Sums of named scalars since the last `reset`.
+
+    All sums share one float64 tensor that keeps its place in memory, so a captured step can add
+    to it. ``add`` is what the device does, ``count`` what the host knows.
+    """
 
     def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
+        self.names: tuple[str, ...] = ()
+        self.sums: Tensor | None = None
         self.count = 0
 
-    def update(self, terms: dict[str, Tensor]) -> None:
-        """Add one step's terms; float64, so that a long epoch loses nothing."""
-        for name, value in terms.items():
-            value = value.detach().double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.count += 1
+    def add(self, terms: dict[str, Tensor]) -> None:
+        """Add one step's terms on the device; the caller counts the step."""
+        self.names = self.names or tuple(terms)
+        values = torch.stack([terms[name].detach().double() for name in self.names])
+        if self.sums is None:
+            self.sums = torch.zeros_like(values)
+        self.sums += values
 
     def means(self) -> dict[str, float]:
-        """Mean of each term; this waits for the device."""
-        return {name: float(value) / max(1, self.count) for name, value in self.sums.items()}
+        """Mean of each term over steps and processes; this waits for the device."""
+        if self.sums is None:
+            return {}
+        means = mean_over_ranks(self.sums) / max(1, self.count)
+        return dict(zip(self.names, means.tolist(), strict=True))
+
+    def own_means(self) -> dict[str, float]:
+        """Means of this process alone, for a look that the others take no part in."""
+        sums = [] if self.sums is None else (self.sums / max(1, self.count)).tolist()
+        return dict(zip(self.names, sums, strict=True))
 
     def check_finite(self) -> None:
         """Raise `TrainingDiverged` when a term since the last reset was not finite."""
@@ -34,13 +49,20 @@ class Meter:
 
     def reset(self) -> None:
         """Start a new mean."""
-        self.sums, self.count = {}, 0
+        self.count = 0
+        if self.sums is not None:
+            self.sums.zero_()
 
     def state(self) -> tuple[dict[str, Tensor], int]:
-        """What `restore` needs."""
-        return dict(self.sums), self.count
+        """What `restore` needs; a mean over processes, of which one writes."""
+        if self.sums is None:
+            return {}, self.count
+        sums = mean_over_ranks(self.sums)
+        return {name: sums[i].clone() for i, name in enumerate(self.names)}, self.count
 
     def restore(self, sums: dict[str, Tensor], count: int, device: torch.device) -> None:
         """Continue a mean that a checkpoint interrupted."""
-        self.sums = {name: value.to(device) for name, value in sums.items()}
         self.count = count
+        if sums:
+            self.names = tuple(sums)
+            self.sums = torch.stack([value.double() for value in sums.values()]).to(device)

@@ -21,6 +21,7 @@ from eigenshot.files import write_json
 from eigenshot.hardware import choose_device, environment
 from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Progress
+from eigenshot.training.engine import seconds_a_step
 from eigenshot.training.loop import train
 from eigenshot.training.metrics import check_tensorboard
 from eigenshot.training.probe import Probe
@@ -30,7 +31,6 @@ from eigenshot.training.setup import (
     adopt_choices,
     build,
     check_parts,
-    estimate_seconds,
     load_source,
     resolve_batch,
     resolve_size,
@@ -171,7 +171,7 @@ def _announce(parts: Parts, reporter: Reporter) -> None:
     """Say what is about to happen and how long it will take."""
     config, source = parts.config, parts.source
     batch, epochs = int(config.training.batch_size), config.training.epochs
-    seconds = estimate_seconds(parts, epochs * (len(source) // batch))
+    seconds = seconds_a_step(parts) * epochs * (len(source) // batch)
     channels, height, width = source.shape
     size = sum(parameter.numel() for parameter in parts.encoder.backbone.parameters())
     reporter.note(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
-from eigenshot.config import NEUTRAL_SECTIONS, BackboneConfig, Config
+from eigenshot.config import BackboneConfig, Config
 from eigenshot.configfile import list_recipes
 from eigenshot.data.augment import TwoViews, create_view
 from eigenshot.data.naming import is_benchmark, is_sizeless, pretraining_split
@@ -23,7 +21,7 @@ from eigenshot.data.opening import (
     tell_passed_over,
 )
 from eigenshot.data.reader import Reading
-from eigenshot.data.source import Source
+from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Encoder, Preprocessing, initialise_from
 from eigenshot.errors import UserError
 from eigenshot.hardware import package_version
@@ -31,7 +29,6 @@ from eigenshot.methods import create_method
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
 from eigenshot.randomness import derive_seed
 from eigenshot.reporter import Reporter
-from eigenshot.training.step import EagerStep
 
 try:
     from lightning_fabric import Fabric
@@ -44,6 +41,8 @@ _FOLDER_BACKBONE = {"cuda": "resnet12", "cpu": "conv4"}
 _AUTO_OPTIONS: dict[str, dict[str, Any]] = {"conv4": {"widths": (32, 64, 128, 256)}}
 _BATCH_SIZE = {"cuda": 128, "cpu": 64}
 _LEAST_BATCH = 8
+# On a CPU bf16 is slower where it works at all.
+_PRECISION: dict[str, Literal["float32", "bf16"]] = {"cuda": "bf16", "cpu": "float32"}
 
 
 @dataclass
@@ -56,6 +55,7 @@ class Parts:
     views: TwoViews
     encoder: Encoder
     fabric: Any
+    seconds_a_step: float | None = None  # once it has been measured
 
 
 def recipe_for(data: Any) -> str:
@@ -78,7 +78,12 @@ def adopt_choices(config: Config, stored: Config) -> Config:
         data = dataclasses.replace(data, reader="streamed", window=window)
     if training.batch_size == "auto":
         training = dataclasses.replace(training, batch_size=stored.training.batch_size)
-    return dataclasses.replace(config, data=data, backbone=backbone, training=training)
+    engine = config.engine
+    if engine.precision == "auto":
+        engine = dataclasses.replace(engine, precision=stored.engine.precision)
+    return dataclasses.replace(
+        config, data=data, backbone=backbone, training=training, engine=engine
+    )
 
 
 def _auto_backbone(asked: BackboneConfig, name: str) -> BackboneConfig:
@@ -88,13 +93,16 @@ def _auto_backbone(asked: BackboneConfig, name: str) -> BackboneConfig:
 
 
 def resolve_size(config: Config, data: Any, device: str) -> Config:
-    """Settle ``data.image_size`` and ``backbone.name`` where they are ``"auto"``."""
+    """Settle image size, backbone and precision where they are ``"auto"``."""
     if config.backbone.name == "auto":
         chosen = _auto_backbone(config.backbone, _FOLDER_BACKBONE[device])
         config = dataclasses.replace(config, backbone=chosen)
     if config.data.image_size == "auto" and is_sizeless(data):
         sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
         config = dataclasses.replace(config, data=sized)
+    if config.engine.precision == "auto":
+        precise = dataclasses.replace(config.engine, precision=_PRECISION[device])
+        config = dataclasses.replace(config, engine=precise)
     return config
 
 
@@ -207,7 +215,8 @@ def build(
     method = create_method(config.method.name, network, projector, **config.method.options)
     if initial is not None:
         initialise_from(network, initial)
-    fabric = Fabric(accelerator=device, devices=1, precision="32-true")
+    fabric = Fabric(accelerator=device, devices=1)
+    source = _brought(source, fabric.device)
     views.to(fabric.device)
     # Convolutions and pooling are nearly twice as fast with channels last, on a CPU too.
     method.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -219,6 +228,16 @@ def build(
         _provenance(config, source),
     )
     return Parts(config, source, method, views, encoder, fabric)
+
+
+def _brought(source: Source, device: torch.device) -> Source:
+    """Images in memory go to the device where they take at most half of what is free there."""
+    if device.type != "cuda" or not isinstance(source, ArraySource):
+        return source
+    fits = source.pixels.numel() <= torch.cuda.mem_get_info(device)[0] / 2
+    return (
+        source.to(device) if fits and getattr(source, "reader", "resident") != "mapped" else source
+    )
 
 
 def _create_network(
@@ -244,31 +263,7 @@ def _provenance(config: Config, source: Source) -> dict[str, Any]:
     """How the encoder came to be; no time, host or path, so that equal runs give equal files."""
     return {
         "eigenshot": package_version(),
-        "config": {
-            section: values
-            for section, values in config.to_dict().items()
-            if section not in NEUTRAL_SECTIONS
-        },
+        "config": config.lasting(),
         "recipe": config.recipe,
         "data": {"name": source.name, "images": len(source), "fingerprint": source.fingerprint},
     }
-
-
-def estimate_seconds(parts: Parts, steps: int) -> float:
-    """Time that ``steps`` steps will take, from a few on a copy of the network."""
-    trial = copy.deepcopy(parts.method)
-    optimizer = torch.optim.SGD(trial.parameters(), lr=0.0)
-    step = EagerStep(parts.fabric, trial, optimizer, parts.views, parts.source, seed=0)
-    batch = int(parts.config.training.batch_size)
-    moments = []
-    for number in range(4):
-        moments.append(_now(parts.fabric.device))
-        step(number, np.arange(batch), 0.0)
-    moments.append(_now(parts.fabric.device))
-    return min(np.diff(moments)[1:]) * steps  # the first step also allocates
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

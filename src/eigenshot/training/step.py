@@ -1,4 +1,4 @@
-"""One optimiser step: images in, loss terms out."""
+"""One optimiser step: images in, weights changed, loss terms added up."""
 
 from __future__ import annotations
 
@@ -6,63 +6,73 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eigenshot.data.augment import TwoViews
-from eigenshot.data.source import Source
-from eigenshot.randomness import derive_seed, numpy_generator, torch_generator
+from eigenshot.collective import rank, world_size
+from eigenshot.randomness import derive_seed, numpy_generator
+from eigenshot.training.meter import Meter
+from eigenshot.training.setup import Parts
 
 
 class EagerStep:
     """A step run operation by operation: the form that works on every device.
 
     A step depends on the weights, the indices, the learning rate and (seed, number) alone, so
-    another way to run it, such as a captured graph, can stand in its place.
+    another way to run it can stand in its place: `eigenshot.training.captured.CapturedStep` does,
+    and runs the very same `advance`.
     """
 
-    def __init__(
-        self,
-        fabric: Any,
-        method: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        views: TwoViews,
-        source: Source,
-        seed: int,
-    ) -> None:
-        self.fabric = fabric
-        self.method = method
+    def __init__(self, parts: Parts, optimizer: torch.optim.Optimizer, meter: Meter) -> None:
+        self.fabric, self.method, self.views = parts.fabric, parts.method, parts.views
+        self.source, self.seed = parts.source, parts.config.training.seed
         self.optimizer = optimizer
-        self.module, self.stepper = fabric.setup(method, optimizer)
-        self.views = views
-        self.source = source
-        self.seed = seed
+        self.meter = meter
+        self.module, self.stepper = self.fabric.setup(self.method, optimizer)
+        self.device: torch.device = self.fabric.device
+        self.half = parts.config.engine.precision == "bf16"
+        self.generator = torch.Generator(device=self.device)
 
-    def __call__(self, number: int, indices: np.ndarray, rate: float) -> dict[str, Tensor]:
+    def __call__(self, number: int, indices: np.ndarray, rate: float) -> None:
         """Step ``number`` on the images at ``indices`` with learning rate ``rate``."""
-        device = self.fabric.device
-        images = self.source.images(indices).to(device)
-        generator = torch_generator(self.seed, "augment", number, device=device)
+        self.prepare(number, rate)
+        images = self.source.images(indices).to(self.device)
+        drawn = self.draw(number, len(indices))
+        move = getattr(drawn, "to", None)
+        self.advance(images, move(self.device) if callable(move) else drawn)
+        self.meter.count += 1
+
+    def prepare(self, number: int, rate: float) -> None:
+        """Set the learning rate, and every generator to where this step finds it."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        # Each process augments images of its own; one alone draws as it always did.
+        place = (number, rank()) if world_size() > 1 else (number,)
+        self.generator.manual_seed(derive_seed(self.seed, "augment", *place))
+        # Dropout and its kin draw from torch's own generator.
+        torch.manual_seed(derive_seed(self.seed, "module", *place))
+
+    def draw(self, number: int, batch_size: int) -> Any | None:
+        """The method's own choices for this step, which its forward takes as third argument."""
+        draw = getattr(self.method, "draw", None)
+        generator = numpy_generator(self.seed, "method", number)
+        return draw(batch_size, generator) if callable(draw) else None
+
+    def advance(self, images: Tensor, drawn: Any | None) -> None:
+        """All that happens on the device, for uint8 ``images`` (batch, channels, height, width)."""
         view_a, view_b = (
             view.contiguous(memory_format=torch.channels_last)
-            for view in self.views(images, generator)
+            for view in self.views(images, self.generator)
         )
-        # Dropout and its kin draw from torch's own generator.
-        torch.manual_seed(derive_seed(self.seed, "module", number))
-        terms: dict[str, Tensor] = self.module(view_a, view_b, *self._draw(number, len(indices)))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            terms: dict[str, Tensor] = self.module(
+                view_a, view_b, *(() if drawn is None else (drawn,))
+            )
         self.stepper.zero_grad()
         self.fabric.backward(terms["loss"])
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         self.stepper.step()
         if callable(after_step := getattr(self.method, "after_step", None)):
             after_step()
-        return terms
-
-    def _draw(self, number: int, batch_size: int) -> tuple[Any, ...]:
-        """The method's own choices for this step, as further arguments of its forward."""
-        draw = getattr(self.method, "draw", None)
-        generator = numpy_generator(self.seed, "method", number)
-        drawn = draw(batch_size, generator) if callable(draw) else None
-        if drawn is None:
-            return ()
-        return (drawn.to(self.fabric.device) if hasattr(drawn, "to") else drawn,)
+        self.meter.add(terms)

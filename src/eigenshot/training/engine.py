@@ -1,0 +1,111 @@
+"""How steps are run: by which optimiser, in a graph or one by one, compiled or not."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from eigenshot.collective import world_size
+from eigenshot.config import OptimizerConfig
+from eigenshot.data.source import ArraySource
+from eigenshot.reporter import Reporter
+from eigenshot.training.captured import CapturedStep
+from eigenshot.training.meter import Meter
+from eigenshot.training.setup import Parts
+from eigenshot.training.step import EagerStep
+
+# Measured on an H200: compiled kernels take an eighth to a quarter off a step, and compiling for
+# one mixing layer takes about 25 seconds.
+_COMPILED_GAIN = 0.125
+_COMPILE_SECONDS = 25.0
+
+
+def create_optimizer(
+    method: nn.Module, settings: OptimizerConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    """SGD; on CUDA in one kernel, with a learning rate that a captured step reads anew."""
+    on_cuda = device.type == "cuda"
+    return torch.optim.SGD(
+        method.parameters(),
+        lr=torch.tensor(settings.lr, device=device) if on_cuda else settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=on_cuda,
+    )
+
+
+def create_step(
+    parts: Parts, optimizer: torch.optim.Optimizer, meter: Meter, reporter: Reporter
+) -> EagerStep:
+    """The fastest way to run a step that is possible here; where it is not, why, is said."""
+    reason = _why_not_captured(parts)
+    if reason is None:
+        return CapturedStep(parts, optimizer, meter, reporter)
+    if parts.fabric.device.type == "cuda":
+        reporter.note(f"steps run without a graph: {reason}")
+    return EagerStep(parts, optimizer, meter)
+
+
+def _why_not_captured(parts: Parts) -> str | None:
+    """What keeps a step from being captured, or None."""
+    if parts.config.engine.capture == "off":
+        return "engine.capture is off"
+    if parts.fabric.device.type != "cuda":
+        return "graphs are CUDA's"
+    if world_size() > 1:
+        return "several processes train together"
+    if not isinstance(parts.source, ArraySource) or not parts.source.pixels.is_cuda:
+        return "the images are not on the device"
+    return None
+
+
+def compile_if_worthwhile(parts: Parts, steps: int, reporter: Reporter) -> None:
+    """Compile network, loss and views, if asked or if ``steps`` steps repay it."""
+    asked = parts.config.engine.compile
+    if asked == "off" or (asked == "auto" and parts.fabric.device.type != "cuda"):
+        return
+    because = "as asked"
+    if asked == "auto":
+        gain = seconds_a_step(parts) * steps * _COMPILED_GAIN
+        price = len(getattr(parts.method, "layers", (0,))) * _COMPILE_SECONDS
+        if gain < price:
+            return
+        because = f"about {price:.0f} s now for {gain:.0f} s later"
+    reporter.note(f"the first steps compile the network: {because}")
+    # In place, so that names of weights stay; a mixing layer each is a program of its own.
+    parts.method.compile(dynamic=False)
+    for view in (parts.views.view_a, parts.views.view_b):
+        drawn_views: Any = view  # what follows the random draws is a pure function
+        drawn_views.transform = torch.compile(drawn_views.transform, dynamic=False)
+
+
+def seconds_a_step(parts: Parts) -> float:
+    """Time that a step takes, from a few on a copy of the network; measured once."""
+    if parts.seconds_a_step is None:
+        parts.seconds_a_step = _measure(parts)
+    return parts.seconds_a_step
+
+
+def _measure(parts: Parts) -> float:
+    trial = dataclasses.replace(parts, method=copy.deepcopy(parts.method))
+    optimizer = create_optimizer(trial.method, parts.config.optimizer, parts.fabric.device)
+    step = create_step(trial, optimizer, Meter(), Reporter())
+    batch = int(parts.config.training.batch_size)
+    moments = []
+    for _ in range(4):
+        moments.append(_now(parts.fabric.device))
+        step(0, np.arange(batch), 0.0)  # the same step again, so that one graph serves
+    moments.append(_now(parts.fabric.device))
+    return float(min(np.diff(moments)[1:]))  # the first step also allocates
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
