@@ -1,0 +1,249 @@
+"""Images a second of pretraining, end to end over epochs of resident data, beside LightlySSL.
+
+    python benchmarks/throughput.py [--cases resnet12-32 …] [--peer FOLDER] [--out FILE]
+
+Ours is the training loop's own step with every part of it: gathering, two augmented views, network
+with mixing, loss, backward pass, optimiser, metrics. The peer, where it can be imported (``--peer``
+names a folder with it), runs its own SimCLR transform in one worker a core, its Barlow Twins head
+and loss, on the same backbone, batch, precision and images. Beside each rate stands the share of
+the device's measured bf16 matrix rate that the network's operations make up.
+
+Images are noise of the data sets' sizes and numbers: only their shape matters for speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from eigenshot.configfile import load_config
+from eigenshot.data.decoding import cores
+from eigenshot.data.order import epoch_batches
+from eigenshot.data.source import ArraySource
+from eigenshot.files import write_json
+from eigenshot.hardware import choose_device, environment
+from eigenshot.networks import create_backbone
+from eigenshot.reporter import Reporter
+from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
+from eigenshot.training.meter import Meter
+from eigenshot.training.setup import Parts, build, resolve_batch, resolve_size
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe as it stands, on as many images of that size as its data set has."""
+
+    recipe: str
+    images: int
+    size: int
+
+
+CASES = {
+    "resnet12-32": Case("fc100", 36_000, 32),
+    "resnet18-32": Case("cifar10", 50_000, 32),
+    "resnet12-84": Case("miniimagenet", 38_400, 84),
+}
+
+
+class Notes(Reporter):
+    """Prints what the program says."""
+
+    def note(self, text: str) -> None:
+        print(f"  {text}", flush=True)
+
+
+def noise(case: Case) -> ArraySource:
+    """Random images of a case's shape and number."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (case.images, 3, case.size, case.size)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    return ArraySource(pixels, name="noise")
+
+
+def prepare(case: Case, device: str, settings: dict[str, Any]) -> Parts:
+    """Everything that a run of the case's recipe is made of."""
+    config = load_config(case.recipe, settings)
+    source = noise(case)
+    config = resolve_batch(resolve_size(config, source, device), source, device)
+    return build(config, source, device)
+
+
+def our_rate(parts: Parts, epochs: int) -> dict[str, float]:
+    """Images a second over whole epochs, after one that captures and compiles."""
+    method, source, device = parts.method, parts.source, parts.fabric.device
+    batch, meter = int(parts.config.training.batch_size), Meter()
+    optimizer = create_optimizer(method, parts.config.optimizer, device)
+    compile_if_worthwhile(parts, 0, Notes())
+    step = create_step(parts, optimizer, meter, Notes())
+    method.train()
+    number, times = 0, []
+    for epoch in range(epochs + 1):
+        began = _now(device)
+        for rows in epoch_batches(source, seed=0, epoch=epoch, batch_size=batch):
+            step(number, rows, 0.01)
+            number += 1
+        meter.check_finite()
+        times.append(_now(device) - began)
+    images = len(source) // batch * batch
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else 0.0
+    return {
+        "first_epoch_seconds": times[0],
+        "images_per_second": images / min(times[1:]),
+        "milliseconds_a_step": 1000 * min(times[1:]) / (images // batch),
+        "peak_mebibytes": peak,
+    }
+
+
+def operations_a_step(parts: Parts) -> float:
+    """Floating-point operations of one step's network and loss, forward and backward."""
+    device, batch = parts.fabric.device, int(parts.config.training.batch_size)
+    size = parts.source.shape[1]
+    views = [torch.randn(batch, 3, size, size, device=device) for _ in range(2)]
+    with FlopCounterMode(display=False) as counter:
+        parts.method(*views)["loss"].backward()
+    parts.method.zero_grad()
+    return float(counter.get_total_flops())
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Operations a second of a large bf16 matrix product on random numbers."""
+    side = 8192 if device.type == "cuda" else 1024
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
+    times = []
+    for _ in range(8):
+        began = _now(device)
+        for _ in range(5):
+            a @ b
+        times.append(_now(device) - began)
+    return 5 * 2 * side**3 / min(times)
+
+
+class Pictures(Dataset[Any]):
+    """Pillow pictures through the peer's transform, as its documentation feeds it."""
+
+    def __init__(self, source: ArraySource, transform: Any) -> None:
+        self.pixels = source.pixels.permute(0, 2, 3, 1).contiguous().numpy()
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.transform(Image.fromarray(self.pixels[row]))
+
+
+def peer_rate(case: Case, device: str, batch: int, backbone_name: str) -> dict[str, float]:
+    """Images a second of LightlySSL's Barlow Twins over two epochs, the better one."""
+    from lightly.loss import BarlowTwinsLoss
+    from lightly.models.modules import BarlowTwinsProjectionHead
+    from lightly.transforms import SimCLRTransform
+
+    transform = SimCLRTransform(input_size=case.size, cj_strength=0.5, gaussian_blur=0.0)
+    loader = DataLoader(
+        Pictures(noise(case), transform),
+        batch_size=batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=cores(),
+        pin_memory=device == "cuda",
+        persistent_workers=True,
+    )
+    backbone: Any = create_backbone(backbone_name)
+    head = BarlowTwinsProjectionHead(backbone.out_features, 2048, 2048)
+    model = torch.nn.Sequential(backbone, head).to(device)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    loss_of, half, times = BarlowTwinsLoss(), device == "cuda", []
+    for _ in range(3):
+        began, images = time.perf_counter(), 0
+        for views in loader:
+            one, other = (
+                view.to(device, non_blocking=True, memory_format=torch.channels_last)
+                for view in views
+            )
+            with torch.autocast(device, torch.bfloat16, enabled=half):
+                loss = loss_of(model(one), model(other))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            images += len(one)
+        float(loss)
+        times.append(time.perf_counter() - began)
+    return {"images_per_second": images / min(times[1:])}
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def main() -> None:
+    """Measure every case asked for, print a line each, keep the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, help="fewer, for a quick look")
+    parser.add_argument("--set", nargs="*", default=[], dest="settings", metavar="KEY=VALUE")
+    parser.add_argument("--compile", default="off", choices=["on", "off"])
+    parser.add_argument("--peer", type=Path, help="folder with LightlySSL and what it needs")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.peer:
+        sys.path.insert(0, str(options.peer))
+    device = choose_device(options.device)
+    rate = matrix_rate(torch.device(device))
+    print(f"matrix products: {rate / 1e12:.0f} TFLOP/s", flush=True)
+    rows = []
+    for name in options.cases:
+        case = CASES[name]
+        if options.images:
+            case = Case(case.recipe, options.images, case.size)
+        settings = dict(text.split("=", 1) for text in options.settings)
+        parts = prepare(case, device, {"engine.compile": options.compile, **settings})
+        batch = int(parts.config.training.batch_size)
+        operations = operations_a_step(parts)
+        row: dict[str, Any] = {"case": name, "batch": batch, **our_rate(parts, options.epochs)}
+        share = operations * row["images_per_second"] / batch / rate
+        row |= {"share_of_matrix_rate": share, "operations_a_step": operations}
+        shown = ""
+        if options.peer:
+            peer = peer_rate(case, device, batch, parts.config.backbone.name)["images_per_second"]
+            row |= {"peer_images_per_second": peer, "ratio": row["images_per_second"] / peer}
+            shown = f"; LightlySSL {peer:,.0f}: {row['ratio']:.2f} times"
+        print(
+            f"{name}: {row['images_per_second']:,.0f} images/s, "
+            f"{row['milliseconds_a_step']:.2f} ms a step, {share:.1%} of the matrix rate, "
+            f"first epoch {row['first_epoch_seconds']:.0f} s{shown}",
+            flush=True,
+        )
+        rows.append({key: _rounded(value) for key, value in row.items()})
+        del parts
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        record = {"compile": options.compile, "matrix_rate": rate, "cores": cores(), "rows": rows}
+        write_json(options.out, {**record, **environment(torch.device(device))})
+
+
+def _rounded(value: Any) -> Any:
+    return (
+        float(np.format_float_positional(value, 5, fractional=False))
+        if isinstance(value, float)
+        else value
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The step as a CUDA graph does what the plain step does."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eigenshot.configfile import load_config
+from eigenshot.data.source import ArraySource
+from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod, Mix
+from eigenshot.reporter import Reporter
+from eigenshot.training.captured import CapturedStep, CaptureFailed, split_draw
+from eigenshot.training.engine import create_optimizer, create_step
+from eigenshot.training.loop import Interrupted
+from eigenshot.training.meter import Meter
+from eigenshot.training.pretrain import pretrain
+from eigenshot.training.setup import Parts, build, resolve_batch, resolve_size
+from eigenshot.training.step import EagerStep
+from tests.training.test_pretrain import Recorder
+
+SMALL: dict[str, Any] = {
+    "backbone.name": "resnet12",
+    "backbone.options.widths": [16, 24, 32, 48],
+    "projector.width": 64,
+    "training.batch_size": 32,
+    "augment.options.solarise": 0.2,
+    "augment.options.blur": 0.5,
+}
+
+
+def source() -> ArraySource:
+    generator = torch.Generator().manual_seed(1)
+    return ArraySource(
+        torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    )
+
+
+def parts_of(device: str = "cuda", **changes: Any) -> Parts:
+    settings = {**SMALL, **{key.replace("__", "."): value for key, value in changes.items()}}
+    config, images = load_config("fc100", settings), source()
+    config = resolve_batch(resolve_size(config, images, device), images, device)
+    return build(config, images, device)
+
+
+def train(step: EagerStep, steps: int = 12) -> dict[str, float]:
+    order = np.random.default_rng(0).permutation(256)
+    step.method.train()
+    for number in range(steps):
+        place = 32 * (number % 8)
+        step(number, order[place : place + 32], 0.02)
+    return step.meter.means()
+
+
+def run(parts: Parts, kind: type[EagerStep], reporter: Reporter | None = None) -> dict[str, float]:
+    optimizer = create_optimizer(parts.method, parts.config.optimizer, parts.fabric.device)
+    extra = (reporter or Reporter(),) if kind is CapturedStep else ()
+    return train(kind(parts, optimizer, Meter(), *extra))
+
+
+def distance(one: Parts, other: Parts) -> float:
+    """Relative difference of all weights and buffers."""
+    pairs = zip(one.method.state_dict().values(), other.method.state_dict().values(), strict=True)
+    gaps = [(float((a.double() - b.double()).norm()), float(b.double().norm())) for a, b in pairs]
+    return sum(gap for gap, _ in gaps) / sum(norm for _, norm in gaps)
+
+
+def test_a_draw_is_split_into_what_is_filled_and_what_is_chosen() -> None:
+    mix = Mix(3, torch.tensor(0.5), torch.arange(4))
+    tensors, choices = split_draw(mix)
+    assert set(tensors) == {"coefficient", "permutation"}
+    assert choices == {"layer": 3}
+    assert split_draw(None) == ({}, {})
+    with pytest.raises(CaptureFailed, match="no dataclass"):
+        split_draw(torch.zeros(2))
+
+    @dataclasses.dataclass
+    class Unhashable:
+        layers: list[int]
+
+    with pytest.raises(CaptureFailed, match="cannot be told apart"):
+        split_draw(Unhashable([1]))
+
+
+def test_on_a_cpu_steps_run_plainly_and_nothing_is_said() -> None:
+    parts = parts_of("cpu")
+    recorder = Recorder()
+    optimizer = create_optimizer(parts.method, parts.config.optimizer, torch.device("cpu"))
+    assert type(create_step(parts, optimizer, Meter(), recorder)) is EagerStep
+    assert recorder.notes == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bf16", 2e-2)])
+def test_captured_and_plain_steps_agree(precision: str, tolerance: float) -> None:
+    captured = parts_of(engine__precision=precision)
+    plain = parts_of(engine__precision=precision)
+    assert distance(captured, plain) == 0
+    recorder = Recorder()
+    ours, theirs = run(captured, CapturedStep, recorder), run(plain, EagerStep)
+    assert recorder.notes == [], "nothing fell back"
+    assert distance(captured, plain) < tolerance
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=10 * tolerance)
+
+
+@pytest.mark.gpu
+def test_capturing_leaves_weights_statistics_and_momentum_alone() -> None:
+    parts = parts_of()
+    optimizer = create_optimizer(parts.method, parts.config.optimizer, parts.fabric.device)
+    step = CapturedStep(parts, optimizer, Meter(), Reporter())
+    before = {name: value.clone() for name, value in parts.method.state_dict().items()}
+    rows = torch.arange(32)
+    for number in range(6):
+        drawn = step.draw(number, 32)
+        step._capture(drawn, rows)
+    assert all(
+        torch.equal(value, before[name]) for name, value in parts.method.state_dict().items()
+    )
+    slots = [slot for state in optimizer.state.values() for slot in state.values()]
+    assert slots
+    assert all(float(slot.abs().max()) == 0 for slot in slots if isinstance(slot, Tensor))
+    assert step.meter.sums is not None
+    assert float(step.meter.sums.abs().max()) == 0
+
+
+class Peeking(DeepLaplacianEigenmapsMethod):
+    """A method that waits for the device, which a capture does not allow."""
+
+    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
+        terms = super().forward(view_a, view_b, mix)
+        self.seen = terms["loss"].item()
+        return terms
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_falls_back_and_says_why_once() -> None:
+    parts, plain = parts_of(), parts_of()
+    parts.method.__class__ = Peeking
+    recorder = Recorder()
+    run(parts, CapturedStep, recorder)
+    assert len(recorder.notes) == 1
+    assert "without a graph" in recorder.notes[0]
+    run(plain, EagerStep)
+    assert distance(parts, plain) < 2e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("first", "second"), [("auto", "off"), ("off", "auto"), ("auto", "auto")])
+def test_a_run_goes_on_in_either_way(tmp_path: Path, first: str, second: str) -> None:
+    def settings(capture: str) -> Any:
+        extra = {"training.epochs": 3, "engine.capture": capture, "engine.precision": "float32"}
+        return load_config("fc100", {**SMALL, **extra})
+
+    pretrain(source(), settings("off"), tmp_path / "whole", device="cuda")
+    with pytest.raises(Interrupted):
+        pretrain(
+            source(),
+            settings(first),
+            tmp_path / "parts",
+            device="cuda",
+            reporter=Recorder(stop_at=11),
+        )
+    resumed = pretrain(source(), settings(second), tmp_path / "parts", device="cuda", resume=True)
+    whole = pretrain(source(), settings("off"), tmp_path / "whole", device="cuda", resume=True)
+    images = source().pixels.numpy()
+    ours, theirs = resumed.encoder.transform(images), whole.encoder.transform(images)
+    assert np.abs(ours - theirs).max() < 1e-2 * np.abs(theirs).max()
