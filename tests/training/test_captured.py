@@ -16,7 +16,7 @@ from eigenshot.data.source import ArraySource
 from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod, Mix
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep, CaptureFailed, split_draw
-from eigenshot.training.engine import create_optimizer, create_step
+from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.meter import Meter
 from eigenshot.training.pretrain import pretrain
@@ -96,17 +96,29 @@ def test_on_a_cpu_steps_run_plainly_and_nothing_is_said() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bf16", 2e-2)])
-def test_captured_and_plain_steps_agree(precision: str, tolerance: float) -> None:
-    captured = parts_of(engine__precision=precision)
-    plain = parts_of(engine__precision=precision)
+def test_captured_and_plain_steps_agree() -> None:
+    """In bf16, whose kernels repeat themselves exactly; in float32 even plain steps do not."""
+    captured, plain = parts_of(), parts_of()
     assert distance(captured, plain) == 0
     recorder = Recorder()
     ours, theirs = run(captured, CapturedStep, recorder), run(plain, EagerStep)
     assert recorder.notes == [], "nothing fell back"
-    assert distance(captured, plain) < tolerance
+    assert distance(captured, plain) < 1e-3
     for name, value in theirs.items():
-        assert ours[name] == pytest.approx(value, rel=10 * tolerance)
+        assert ours[name] == pytest.approx(value, rel=1e-2)
+
+
+@pytest.mark.gpu
+def test_compiled_steps_agree_and_evaluation_is_not_compiled() -> None:
+    compiled, plain = parts_of(engine__compile="on"), parts_of()
+    recorder = Recorder()
+    compile_if_worthwhile(compiled, 1, recorder)
+    assert "as asked" in recorder.notes[0]
+    assert compiled.method.joint
+    ours, theirs = run(compiled, CapturedStep, recorder), run(plain, EagerStep)
+    assert len(recorder.notes) == 1, "nothing fell back"
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.05)
+    assert "forward" not in vars(compiled.encoder.backbone.stages[0])
 
 
 @pytest.mark.gpu
@@ -154,7 +166,7 @@ def test_what_cannot_be_captured_falls_back_and_says_why_once() -> None:
 @pytest.mark.parametrize(("first", "second"), [("auto", "off"), ("off", "auto"), ("auto", "auto")])
 def test_a_run_goes_on_in_either_way(tmp_path: Path, first: str, second: str) -> None:
     def settings(capture: str) -> Any:
-        extra = {"training.epochs": 3, "engine.capture": capture, "engine.precision": "float32"}
+        extra = {"training.epochs": 3, "engine.capture": capture}
         return load_config("fc100", {**SMALL, **extra})
 
     pretrain(source(), settings("off"), tmp_path / "whole", device="cuda")

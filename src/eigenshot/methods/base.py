@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from eigenshot.networks import Backbone
+from eigenshot.networks.halves import halves_apart
+
+
+class Interpolation(Protocol):
+    """What is done to the samples of a batch at one layer, 0 being the input."""
+
+    @property
+    def layer(self) -> int:
+        """After how many stages."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``(batch, …)`` to the same shape."""
 
 
 class Method(nn.Module):
@@ -29,6 +42,7 @@ class Method(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.projector = projector
+        self.joint = False  # whether both views take one pass; the numbers are the same
 
     def draw(self, batch_size: int, generator: np.random.Generator) -> Any | None:
         """The random choices of one step that are made on the host, or None.
@@ -44,6 +58,37 @@ class Method(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings z of normalised images: ``(batch, C, H, W)`` to ``(batch, K)``."""
         embeddings: Tensor = self.projector(self.backbone(images))
+        return embeddings
+
+    def embed_pair(
+        self, view_a: Tensor, view_b: Tensor, mix: Interpolation | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings of two views, each ``(batch, C, H, W)`` to ``(batch, K)``.
+
+        ``mix`` interpolates what flows through its layer on the way of the second view. Each view
+        has batch statistics of its own.
+        """
+        if not self.joint:
+            return self.embed(view_a), self._embed_mixed(view_b, mix)
+        with halves_apart(self):
+            both = torch.cat([view_a, view_b])
+            first = 0
+            if mix is not None:
+                first = mix.layer
+                clean, other = self.backbone.forward_stages(both, 0, first).chunk(2)
+                both = torch.cat([clean, mix(other)])
+            features = self.backbone.pool(self.backbone.forward_stages(both, first))
+            embeddings: Tensor = self.projector(features)
+        z_a, z_b = embeddings.chunk(2)
+        return z_a, z_b
+
+    def _embed_mixed(self, view: Tensor, mix: Interpolation | None) -> Tensor:
+        """f_L(λ g_L(x_i) + (1 − λ) g_L(x_j)), Eq. 11 of the paper."""
+        if mix is None:
+            return self.embed(view)
+        hidden = mix(self.backbone.forward_stages(view, 0, mix.layer))
+        features = self.backbone.pool(self.backbone.forward_stages(hidden, mix.layer))
+        embeddings: Tensor = self.projector(features)
         return embeddings
 
     def after_step(self) -> None:

@@ -189,8 +189,7 @@ class DeepLaplacianEigenmapsMethod(Method):
         ``trace`` is this rank's share and ``decorrelation`` is global, so the mean of ``loss`` over
         ranks is the loss of the global batch.
         """
-        z_a = self.embed(view_a)
-        z_b = self._embed_mixed(view_b, mix)
+        z_a, z_b = self.embed_pair(view_a, view_b, mix)
         trace = trace_loss(self._target(z_a, mix), z_b, self.reduction)
         if self.decorrelate == "none":
             return {
@@ -203,15 +202,6 @@ class DeepLaplacianEigenmapsMethod(Method):
             decorrelation = (decorrelation + decorrelation_loss(z_b)) / 2
         loss = trace + self.weight(z_a.shape[1]) * decorrelation
         return {"loss": loss, "trace": trace, "decorrelation": decorrelation}
-
-    def _embed_mixed(self, view: Tensor, mix: Mix | None) -> Tensor:
-        """f_L(λ g_L(x_i) + (1 − λ) g_L(x_j)), Eq. 11."""
-        if mix is None:
-            return self.embed(view)
-        hidden = mix(self.backbone.forward_stages(view, 0, mix.layer))
-        features = self.backbone.pool(self.backbone.forward_stages(hidden, mix.layer))
-        embeddings: Tensor = self.projector(features)
-        return embeddings
 
     def _target(self, z: Tensor, mix: Mix | None) -> Tensor:
         """What the mixed embedding should match: λ z_i + (1 − λ) z_j, Eq. 12."""

@@ -93,6 +93,8 @@ class CapturedStep(EagerStep):
         kept = self._keep()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
+        measured = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True  # the fastest convolutions, found once for all steps
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
@@ -104,11 +106,19 @@ class CapturedStep(EagerStep):
                 self.advance(self.pixels.index_select(0, rows), on_device)
         except RuntimeError as error:
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._release_generators()
             raise CaptureFailed(first_line) from error
         finally:
+            torch.backends.cudnn.benchmark = measured
             torch.cuda.synchronize()
             self._put_back(kept)
         return _Graph(graph, rows, inputs)
+
+    def _release_generators(self) -> None:
+        """Give the generators states of their own again, which a failed capture holds on to."""
+        for generator in (self.generator, torch.cuda.default_generators[self.device.index or 0]):
+            fresh = torch.Generator(device=self.device)
+            generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
     def _state(self) -> list[Tensor]:
         """Every tensor that a step changes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +56,7 @@ class Parts:
     encoder: Encoder
     fabric: Any
     seconds_a_step: float | None = None  # once it has been measured
+    programs: list[tuple[Any, str, Any]] = field(default_factory=list)  # owner, name, compiled
 
 
 def recipe_for(data: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +14,23 @@ from eigenshot.collective import rank, world_size
 from eigenshot.randomness import derive_seed, numpy_generator
 from eigenshot.training.meter import Meter
 from eigenshot.training.setup import Parts
+
+Programs: TypeAlias = list[tuple[Any, str, Any]]
+
+
+@contextlib.contextmanager
+def standing_in(programs: Programs) -> Iterator[None]:
+    """Within the block each compiled function stands in for its owner's own.
+
+    Outside, as in evaluation, where other batches would be compiled for, nothing is changed.
+    """
+    for owner, name, compiled in programs:
+        setattr(owner, name, compiled)
+    try:
+        yield
+    finally:
+        for owner, name, _ in programs:
+            delattr(owner, name)
 
 
 class EagerStep:
@@ -29,6 +48,7 @@ class EagerStep:
         self.meter = meter
         self.module, self.stepper = self.fabric.setup(self.method, optimizer)
         self.device: torch.device = self.fabric.device
+        self.programs = parts.programs
         self.half = parts.config.engine.precision == "bf16"
         self.generator = torch.Generator(device=self.device)
 
@@ -62,6 +82,16 @@ class EagerStep:
 
     def advance(self, images: Tensor, drawn: Any | None) -> None:
         """All that happens on the device, for uint8 ``images`` (batch, channels, height, width)."""
+        with standing_in(self.programs):
+            terms = self._terms(images, drawn)
+        self.stepper.zero_grad()
+        self.fabric.backward(terms["loss"])
+        self.stepper.step()
+        if callable(after_step := getattr(self.method, "after_step", None)):
+            after_step()
+        self.meter.add(terms)
+
+    def _terms(self, images: Tensor, drawn: Any | None) -> dict[str, Tensor]:
         view_a, view_b = (
             view.contiguous(memory_format=torch.channels_last)
             for view in self.views(images, self.generator)
@@ -70,9 +100,4 @@ class EagerStep:
             terms: dict[str, Tensor] = self.module(
                 view_a, view_b, *(() if drawn is None else (drawn,))
             )
-        self.stepper.zero_grad()
-        self.fabric.backward(terms["loss"])
-        self.stepper.step()
-        if callable(after_step := getattr(self.method, "after_step", None)):
-            after_step()
-        self.meter.add(terms)
+        return terms
