@@ -3,10 +3,10 @@
     python benchmarks/data.py cifar100 [--split train] [--out FILE]
     python benchmarks/data.py --memory [--images 1000000] [--out FILE]
 
-The peer is a torch `DataLoader` over the same shards and the same decoder (Pillow), with as many
-workers as there are cores: how images are usually fed. Every reader delivers shuffled uint8
-batches of 128 for whole epochs; the first epoch of the mapped reader includes building its cache,
-which is reported apart.
+The peer is a torch `DataLoader` over the same files, with as many workers as there are cores: each
+reads row groups in random order through pyarrow, shuffles their rows, decodes them with Pillow and
+resizes what is of another size. Every reader delivers shuffled uint8 batches of 128 for whole
+epochs; building the cache of the mapped reader is reported apart.
 
 `--memory` streams a synthetic sharded source of a million pictures, in a process of its own for
 each size, and reports its peak memory: it is bounded by the window, not by the source.
@@ -23,53 +23,92 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from eigenshot.data.benchmarks import BENCHMARKS, open_benchmark
 from eigenshot.data.cachebuild import decode_table
+from eigenshot.data.columns import choose_image_column
 from eigenshot.data.decoding import cores
-from eigenshot.data.encoded import Encoded
+from eigenshot.data.encoded import Selection
 from eigenshot.data.order import epoch_batches
 from eigenshot.data.reader import Reading, open_table
-from eigenshot.data.shards import open_shards
+from eigenshot.data.shards import ShardTable, open_shards
 from eigenshot.data.source import Source
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
 
 BATCH = 128
 WINDOW = 16_384
-MEMORY_SIZES = (10, 1)  # tenths of the images, then all of them
+DIVISORS = (10, 1)  # a tenth of the images, then all of them
 
 
-class PillowDataset(Dataset[torch.Tensor]):
-    """What a user of PyTorch writes: one encoded picture to one tensor."""
+@dataclass
+class RowGroup:
+    """A row group of a file, and which of its rows are wanted."""
 
-    def __init__(self, encoded: list[bytes]) -> None:
-        self.encoded = encoded
+    path: Path
+    index: int
+    rows: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.encoded)
 
-    def __getitem__(self, row: int) -> torch.Tensor:
-        image = Image.open(io.BytesIO(self.encoded[row])).convert("RGB")
+def row_groups(selection: Selection) -> list[RowGroup]:
+    """The row groups of a benchmark's files that have rows of a split."""
+    table = cast(ShardTable, selection.table)
+    groups = []
+    for path, start in zip(table.shards, table.shard_starts[:-1].tolist(), strict=True):
+        metadata = pq.ParquetFile(path).metadata
+        for index in range(metadata.num_row_groups):
+            stop = start + metadata.row_group(index).num_rows
+            inside = selection.rows[(selection.rows >= start) & (selection.rows < stop)]
+            if len(inside):
+                groups.append(RowGroup(path, index, inside - start))
+            start = stop
+    return groups
+
+
+class ParquetDataset(IterableDataset[torch.Tensor]):
+    """What a user of PyTorch writes: the pictures of some parquet files, shuffled."""
+
+    def __init__(self, groups: list[RowGroup], size: int) -> None:
+        self.groups = groups
+        self.size = size
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        order = np.random.default_rng(self.epoch).permutation(len(self.groups))
+        own = np.random.default_rng((self.epoch, number))
+        self.epoch += 1
+        for group in (self.groups[place] for place in order[number::workers]):
+            file = pq.ParquetFile(group.path)
+            column = choose_image_column(file.schema_arrow, str(group.path))
+            pictures = file.read_row_group(group.index, columns=[column]).column(column)
+            for row in own.permutation(group.rows).tolist():
+                yield self._decoded(pictures[row].as_py()["bytes"])
+
+    def _decoded(self, content: bytes) -> torch.Tensor:
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+        if image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
 
 
-def rate_of_loader(table: Encoded) -> float:
+def rate_of_loader(selection: Selection, size: int) -> float:
     """Images a second of the peer over one epoch, after its workers have started."""
-    encoded = [bytes(content) for content in table.read(np.arange(len(table)))]  # type: ignore[arg-type]
     loader = DataLoader(
-        PillowDataset(encoded),
+        ParquetDataset(row_groups(selection), size),
         batch_size=BATCH,
-        shuffle=True,
         drop_last=True,
         num_workers=cores(),
         persistent_workers=True,
@@ -95,7 +134,7 @@ def measure_rates(name: str, split: str) -> dict[str, Any]:
     began = time.perf_counter()
     decode_table(table, size=size, channels=3)
     decoded = len(table) / (time.perf_counter() - began)
-    peer = rate_of_loader(table)
+    peer = rate_of_loader(table, size)
     rows = {"decoding": decoded, "DataLoader": peer}
     for reader in ("mapped", "resident", "streamed", "streamed, window of everything"):
         window = len(table) if "everything" in reader else WINDOW
@@ -151,9 +190,9 @@ def stream(folder: Path) -> None:
 def measure_memory(images: int) -> dict[str, Any]:
     """Peak memory of streaming a tenth of the images, and all of them."""
     rows = []
-    for tenth in MEMORY_SIZES:
+    for divisor in DIVISORS:
         with tempfile.TemporaryDirectory() as folder:
-            write_synthetic(Path(folder), images // tenth)
+            write_synthetic(Path(folder), images // divisor)
             command = [sys.executable, __file__, "--stream", folder]
             result = subprocess.run(command, capture_output=True, text=True, check=True)
         row = json.loads(result.stdout.splitlines()[-1])

@@ -81,6 +81,8 @@ def prepare(case: Case, device: str, settings: dict[str, Any]) -> Parts:
 def our_rate(parts: Parts, epochs: int) -> dict[str, float]:
     """Images a second over whole epochs, after one that captures and compiles."""
     method, source, device = parts.method, parts.source, parts.fabric.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     batch, meter = int(parts.config.training.batch_size), Meter()
     optimizer = create_optimizer(method, parts.config.optimizer, device)
     compile_if_worthwhile(parts, 0, Notes())
@@ -231,10 +233,10 @@ def main() -> None:
         )
         rows.append({key: _rounded(value) for key, value in row.items()})
         del parts
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {"compile": options.compile, "matrix_rate": rate, "cores": cores(), "rows": rows}
-        write_json(options.out, {**record, **environment(torch.device(device))})
+        if options.out:  # after every case: the next one may take long
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            record = {"compile": options.compile, "matrix_rate": rate, "cores": cores()}
+            write_json(options.out, {**record, "rows": rows, **environment(torch.device(device))})
 
 
 def _rounded(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -285,10 +286,17 @@ def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Pat
     assert code == 0, err
     with np.load(tmp_path / "features.npz") as stored:
         assert stored["features"].shape == (24, 256)
-    both = ("--train", photos, "--test", photos)
+    some = tmp_path / "some"
+    for number in range(6):
+        for name in ("cat", "dog"):
+            (some / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(photos / name / f"{number}.png", some / name)
+    both = ("--train", photos, "--test", some)
     code, out, err = shell("evaluate", "knn", run, *both, "--neighbours", 1, "--json")
     assert code == 0, err
     assert json.loads(out)["accuracy"] == 100.0, "every image is its own nearest neighbour"
+    same = ("--train", photos, "--test", photos)
+    assert "--train and --test are the same images" in shell.refused("evaluate", "knn", run, *same)
     code, out, _ = shell("evaluate", "linear", run, *both, "--exact", "--json")
     assert (code, json.loads(out)["protocol"]) == (0, "exact")
     code, out, _ = shell("evaluate", "linear", run, *both, "--epochs", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -48,7 +49,10 @@ def test_list_says_what_is_here_and_where_the_rest_is_looked_for(data: Path) -> 
     )
     result = run("list")
     assert result.exit_code == 0
-    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    table, kept = result.stdout.split("\n\n")
+    assert kept.startswith("decoded images: ")
+    assert "can be deleted at any time" in kept
+    lines = {line.split()[0]: line for line in table.splitlines()}
     assert "embedded" in lines["glyphs"]
     assert f" {data / 'cifar10'} " in lines["cifar10"]
     assert " 0 " in lines["cifar10"]
@@ -107,3 +111,25 @@ def test_fetch_refuses_what_it_does_not_know(data: Path) -> None:
     assert "did you mean 'stl10'" in refusal("fetch", "slt10")
     assert "nothing to fetch" in refusal("fetch", "glyphs")
     assert "not on the hub" in refusal("fetch", "cub-2010")
+
+
+def test_check_takes_archives_and_hub_repositories(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[0, 1])
+    result = run("check", tmp_path / "x.npz")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "x.npz: passes")
+    monkeypatch.chdir(tmp_path)
+    shards(tmp_path / "owner" / "name")
+    result = run("check", "hub:owner/name")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "owner/name: passes")
+    assert "owner/name train: 4 images, 2 classes of 2" in result.stdout
+
+
+def test_a_broken_shard_ends_a_check_with_code_one(tmp_path: Path) -> None:
+    folder = shards(tmp_path / "own")
+    (folder / "test-00000-of-00001.parquet").write_bytes(b"")
+    result = run("check", folder)
+    assert result.exit_code == 1
+    assert "test-00000-of-00001.parquet is empty" in result.stdout
+    assert "own train: 4 images" in result.stdout

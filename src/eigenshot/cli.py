@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -30,6 +32,10 @@ app.command("embed")(embed_command)
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 _stderr = Console(stderr=True)
+
+# What is wrong is wrong for all processes of a run, and the first one says so. The launcher then
+# ends the others: one that is still there after this many seconds has a trouble of its own.
+_SILENT_SECONDS = 2.0
 
 
 def _show_version(value: bool) -> None:
@@ -88,7 +94,9 @@ def pretrain(
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images a step, of all processes together.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")
@@ -104,6 +112,10 @@ def pretrain(
         bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")
     ] = False,
     device: Device = "auto",
+    devices: Annotated[
+        int, typer.Option(help="Processes a machine, each with a device of its own.")
+    ] = 1,
+    nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
 ) -> None:
     """Learn an encoder from unlabelled images."""
     from eigenshot.configfile import load_config, parse_override
@@ -131,8 +143,12 @@ def pretrain(
         resume=resume,
         initial=init,
         device=device,
+        devices=devices,
+        nodes=nodes,
         reporter=ConsoleReporter(_stderr, config.training.epochs),
     )
+    if run.rank > 0:
+        return
     seconds = duration(run.summary["seconds"])
     typer.echo(f"encoder in {out} after {seconds} ({run.summary['images_per_second']:,} images/s)")
 
@@ -161,5 +177,20 @@ def _stop(message: str, code: int, debug: bool) -> NoReturn:
     if debug:
         raise
     text = f"error: {message}" if code != 130 else message
+    if name := _own_name():
+        if code == 130:
+            sys.exit(code)
+        time.sleep(_SILENT_SECONDS)
+        text = f"{name}: {text}"
     _stderr.print(text, markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
+
+
+def _own_name() -> str:
+    """What to call this process; empty for the first of those that were started together."""
+    from eigenshot.training.launch import own_name
+
+    try:
+        return own_name(os.environ)
+    except UserError:  # a variable that is no number, which has an error of its own
+        return ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from eigenshot.cli_common import DATA_HELP
 
 data_app = typer.Typer(
     help="Benchmarks: which there are, whether they are here and in order.",
@@ -17,6 +18,7 @@ data_app = typer.Typer(
 def list_command() -> None:
     """List the benchmarks, and where their files are or are looked for."""
     from eigenshot.data.benchmarks import BENCHMARKS, data_folder, locate
+    from eigenshot.data.cache import cache_folder, mebibytes
     from eigenshot.data.shards import find_shards
     from eigenshot.errors import UserError
 
@@ -38,14 +40,14 @@ def list_command() -> None:
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for name, place, size, description in table:
         typer.echo(f"{name:<{widths[0]}}  {place:<{widths[1]}}  {size:>{widths[2]}}  {description}")
+    pixels = cache_folder() / "pixels"
+    held = sum(file.stat().st_size for file in pixels.glob("*") if file.is_file())
+    typer.echo(f"\ndecoded images: {mebibytes(held)} in {pixels}, which can be deleted at any time")
 
 
 @data_app.command("check")
 def check_command(
-    data: Annotated[
-        str,
-        typer.Argument(help="A benchmark, a folder of images, or a folder or file of shards."),
-    ],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Decode every image once and report what is wrong; exit code 1 if anything is."""
@@ -54,20 +56,20 @@ def check_command(
     from rich.console import Console
 
     from eigenshot.data.benchmarks import BENCHMARKS
-    from eigenshot.data.check import check_benchmark, check_table, open_table_for_check
-    from eigenshot.errors import UserError, did_you_mean
+    from eigenshot.data.check import check_benchmark, check_table
+    from eigenshot.data.check_input import open_table_for_check
+    from eigenshot.errors import UserError
     from eigenshot.reporter import ConsoleReporter
 
     if data == "glyphs":
         raise UserError("glyphs are drawn as they are needed; there are no files to check")
-    progress = ConsoleReporter(Console(stderr=True)).counting(f"checking {data}")
+    reporter = ConsoleReporter(Console(stderr=True))
+    progress = reporter.counting(f"checking {data}")
     if data in BENCHMARKS:
         report = check_benchmark(data, progress)
-    elif not Path(data).expanduser().exists():
-        hint = did_you_mean(data, BENCHMARKS)
-        raise UserError(f"'{data}' is neither a benchmark nor a folder or file{hint}")
     else:
-        report = check_table(*open_table_for_check(data), progress=progress)
+        table, splits = open_table_for_check(data, reporter)
+        report = check_table(table, splits, progress)
     typer.echo(dumps(report.to_dict(), indent=2) if json else report.to_text())
     if report.problems:
         raise typer.Exit(1)
@@ -75,12 +77,15 @@ def check_command(
 
 @data_app.command("fetch")
 def fetch_command(
-    name: Annotated[str, typer.Argument(help="A benchmark, or a hub repository owner/name.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A benchmark, or a hub repository owner/name or owner/name@config."),
+    ],
     force: Annotated[
         bool, typer.Option("--force", help="Replace shards that are there already.")
     ] = False,
 ) -> None:
-    """Bring a data set from the Hugging Face hub."""
+    """Bring a data set, or what is missing of it, from the Hugging Face hub."""
     from rich.console import Console
 
     from eigenshot.data.benchmarks import find_benchmark

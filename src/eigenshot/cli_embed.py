@@ -13,9 +13,11 @@ from eigenshot.cli_common import DATA_HELP, find_own_code
 def embed_command(
     run: Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")],
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npz.")],
+    out: Annotated[
+        Path, typer.Option(help="The file to write, outside of DATA: .parquet or .npz.")
+    ],
     split: Annotated[
-        str | None, typer.Option(help="Classes of a benchmark; test by default.")
+        str | None, typer.Option(help="Of a benchmark or shards; test by default.")
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")

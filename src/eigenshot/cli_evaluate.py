@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,14 +31,30 @@ TrainOption = Annotated[str, typer.Option(help="Labelled images to learn from.")
 TestOption = Annotated[str, typer.Option(help="Labelled images of the same classes to test on.")]
 
 
-def _bench(run: Path, device: str, backbone: str | None, normalise: str) -> Bench:
+@contextlib.contextmanager
+def _together(device: str) -> Iterator[bool]:
+    """Evaluate with the other processes that torchrun or srun have started; one of them speaks."""
+    from eigenshot.training.launch import launch, parting, processes
+
+    devices, nodes = processes(1, 1, os.environ)
+    if devices * nodes == 1:
+        yield True
+        return
+    from eigenshot.hardware import choose_device
+
+    fabric = launch(choose_device(device), devices, nodes)
+    with parting(fabric):
+        yield fabric.is_global_zero
+
+
+def _bench(run: Path, device: str, backbone: str | None, normalise: str, speaks: bool) -> Bench:
     from rich.console import Console
 
     from eigenshot.evaluation.protocol import Bench
-    from eigenshot.reporter import ConsoleReporter
+    from eigenshot.reporter import ConsoleReporter, Reporter
 
     find_own_code(backbone)
-    reporter = ConsoleReporter(Console(stderr=True))
+    reporter = ConsoleReporter(Console(stderr=True)) if speaks else Reporter()
     return Bench(run, device, backbone, normalise, reporter)  # type: ignore[arg-type]
 
 
@@ -101,12 +120,17 @@ def fewshot(
         "select_on": select_on,
         "interval": interval,
     }
-    results = fewshot_of_run(_bench(run, device, backbone, normalise), data, **settings)
     differences: dict[int, tuple[float, float]] = {}
-    if against is not None:
-        others = fewshot_of_run(_bench(against, device, backbone, normalise), data, **settings)
-        for (result, _), (other, _) in zip(results, others, strict=True):
-            differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]
+    with _together(device) as speaks:
+        bench = _bench(run, device, backbone, normalise, speaks)
+        results = fewshot_of_run(bench, data, **settings)
+        if against is not None:
+            bench = _bench(against, device, backbone, normalise, speaks)
+            others = fewshot_of_run(bench, data, **settings)
+            for (result, _), (other, _) in zip(results, others, strict=True):
+                differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]
+    if not speaks:
+        return
     if as_json:
         record: dict[str, Any] = {str(result.shots): result.summary() for result, _ in results}
         record |= {"classifier": classifier, "transductive": results[0][0].transductive}
@@ -164,18 +188,20 @@ def linear(
     """Accuracy of a linear classifier on the frozen encoder, train and test of the same classes."""
     from eigenshot.evaluation.protocol import linear_of_run
 
-    result = linear_of_run(
-        _bench(run, device, backbone, "encoder"),
-        train,
-        test,
-        exact=exact,
-        C=C,
-        epochs=epochs,
-        lr=lr,
-        momentum=momentum,
-        seed=seed,
-    )
-    typer.echo(json.dumps(result.summary()) if as_json else f"linear evaluation  {result}")
+    with _together(device) as speaks:
+        result = linear_of_run(
+            _bench(run, device, backbone, "encoder", speaks),
+            train,
+            test,
+            exact=exact,
+            C=C,
+            epochs=epochs,
+            lr=lr,
+            momentum=momentum,
+            seed=seed,
+        )
+    if speaks:
+        typer.echo(json.dumps(result.summary()) if as_json else f"linear evaluation  {result}")
 
 
 @evaluate.command("knn")
@@ -193,13 +219,16 @@ def knn(
     """Accuracy of the weighted vote of the nearest training images."""
     from eigenshot.evaluation.protocol import knn_of_run
 
-    accuracy = knn_of_run(
-        _bench(run, device, backbone, normalise),
-        train,
-        test,
-        neighbours=neighbours,
-        temperature=temperature,
-    )
+    with _together(device) as speaks:
+        accuracy = knn_of_run(
+            _bench(run, device, backbone, normalise, speaks),
+            train,
+            test,
+            neighbours=neighbours,
+            temperature=temperature,
+        )
+    if not speaks:
+        return
     record = {"accuracy": round(accuracy, 4), "neighbours": neighbours, "temperature": temperature}
     typer.echo(
         json.dumps(record)

@@ -12,6 +12,7 @@ Without torch.distributed, or with a single process, nothing is exchanged and no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -62,6 +63,28 @@ def mean_over_ranks(x: Tensor) -> Tensor:
     """The mean of every rank's ``x``, without a gradient: for what is logged."""
     ranks = world_size()
     return x.detach() if ranks == 1 else _summed(x) / ranks
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Let every parameter's gradient be its mean over ranks, in one exchange for each dtype.
+
+    All ranks must bring the same parameters, with gradients for the same ones.
+    """
+    ranks = world_size()
+    if ranks == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= ranks
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
+            gradient.copy_(mean.view(gradient.shape))
 
 
 def any_rank(flag: bool, device: torch.device | str) -> bool:

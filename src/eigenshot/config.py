@@ -78,6 +78,8 @@ class TrainingConfig:
 
     epochs: int = 200
     batch_size: int | Auto = "auto"
+    micro_batches: int = 1  # equal parts in which a batch goes through the network
+    whole_batch_loss: bool = False  # of parts: one loss of all, at one more forward pass
     seed: int = 0
 
 
@@ -161,6 +163,7 @@ def _check_ranges(config: Config) -> None:
     least: list[tuple[str, float, float]] = [
         ("training.epochs", config.training.epochs, 1),
         ("training.batch_size", 2 if batch == "auto" else batch, 2),
+        ("training.micro_batches", config.training.micro_batches, 1),
         ("training.seed", config.training.seed, 0),
         ("data.image_size", 1 if size == "auto" else size, 1),
         ("data.per_class", config.data.per_class, 1),
@@ -182,6 +185,12 @@ def _check_ranges(config: Config) -> None:
     for name, value, bound in least:
         if not value >= bound:  # also catches nan
             raise UserError(f"{name} must be at least {bound}, found {value}")
+    parts = config.training.micro_batches
+    if batch != "auto" and (batch % parts or batch < 2 * parts):
+        raise UserError(
+            f"a batch of {batch} does not split into {parts} equal parts of two or more images; "
+            "choose a training.micro_batches that divides training.batch_size"
+        )
     for name in ("mean", "std"):
         values = getattr(config.data, name)
         if values and len(values) != config.data.channels:
@@ -207,8 +216,9 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(stored: Config, asked: Config) -> list[str]:
     """What would change what is learned, one text a setting."""
     old, new = flatten(stored.lasting()), flatten(asked.lasting())
+    then, now = flatten(stored.to_dict()), flatten(asked.to_dict())
     return [
-        f"{key}: {old.get(key, 'unset')!r} in the run, {new.get(key, 'unset')!r} asked"
+        f"{key}: {then.get(key, 'unset')!r} in the run, {now.get(key, 'unset')!r} asked"
         for key in sorted(set(old) | set(new))
         if old.get(key) != new.get(key)
     ]

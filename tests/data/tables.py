@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from eigenshot.data.encoded import digest_of
+from eigenshot.data.encoded import PlainTable, digest_of
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -29,7 +29,7 @@ def noise_pngs(count: int, side: int = 8, seed: int = 0) -> list[bytes | None]:
     return [png(generator.integers(0, 256, shape, dtype=np.uint8)) for _ in range(count)]
 
 
-class ListTable:
+class ListTable(PlainTable):
     """A table from a list of encoded pictures; it meets `eigenshot.data.encoded.Encoded`.
 
     Parameters
@@ -93,3 +93,8 @@ class DeadlyTable(ListTable):
         if os.getpid() != self.maker:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().read(rows)
+
+
+def read_places(pictures: ListTable, rows: list[int]) -> int:
+    """How many pictures are read: work for a process."""
+    return len(pictures.read(rows))

@@ -16,13 +16,15 @@ from eigenshot.data.benchmarks import (
     find_benchmark,
     locate,
     open_benchmark,
-    open_pictures,
     plain_name,
     read_class_list,
+    shards_of_benchmark,
 )
 from eigenshot.data.encoded import Selection
+from eigenshot.data.opening import open_source, tell_passed_over
 from eigenshot.errors import UserError
 from tests.data.parquet_files import cells, class_label, picture, write, write_hub
+from tests.data.test_hub import Listener
 
 SPLITS = ("train", "validation", "test")
 
@@ -150,7 +152,7 @@ def test_validation_is_the_last_tenth_of_each_class_of_train(data: Path) -> None
     assert labels_of(validation) == [0, 1, 0, 1]
     assert len(open_benchmark("cifar10", "train")) == 40  # the row without a label is left out
     assert len(open_benchmark("cifar10", "test")) == 6
-    assert len(open_pictures("cifar10")) == 47
+    assert [path.name[:5] for path in shards_of_benchmark("cifar10")] == ["train", "test-"]
 
 
 @pytest.mark.parametrize("unlabelled", ["minus one", "no column"])
@@ -179,7 +181,7 @@ def test_stl10_pretrains_on_unlabelled_and_train_rows_without_labels(
 def test_stl10_without_its_unlabelled_shards_says_which_are_missing(data: Path) -> None:
     write_classes(data / "stl10" / "train-00000-of-00001.parquet", ["airplane"], 1)
     assert len(open_benchmark("stl10", "train")) == 1
-    with pytest.raises(UserError, match=r"stl10 is not complete: put its shards \(unlabelled-\*"):
+    with pytest.raises(UserError, match=r"is not complete: .* lacks unlabelled-\*\.parquet; run"):
         open_benchmark("stl10", "pretrain")
 
 
@@ -259,3 +261,24 @@ def test_a_split_travels_to_another_process(data: Path) -> None:
 def test_workers_need_no_torch() -> None:
     code = "import sys, eigenshot.data.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_copy_with_other_counts_than_the_published_says_so(data: Path) -> None:
+    """As a full clone of miniImageNet has, with 50 more images a class."""
+    lists = read_class_list("miniimagenet")
+    for number, split in enumerate(SPLITS):
+        path = data / "miniimagenet" / f"{split}-00000-of-00001.parquet"
+        write_classes(path, lists[split], 1, start=1000 * number)
+    note = "miniimagenet (train) has 64 images, 38,400 are expected"
+    assert open_benchmark("miniimagenet", "train").note == note
+    source = open_source("miniimagenet", image_size=4, channels=3, split="train")
+    listener = Listener()
+    tell_passed_over(source, listener)
+    assert listener.notes == [note]
+
+
+def test_shards_may_count_from_one(data: Path) -> None:
+    for number in (1, 2):
+        path = data / "cifar10" / f"train-{number:05d}-of-00002.parquet"
+        write_classes(path, ["cat", "dog"], 1, start=10 * number)
+    assert len(open_benchmark("cifar10", "train")) == 4

@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 
 from eigenshot.data.catalogue import BENCHMARKS, Benchmark, Extent, even
-from eigenshot.data.check import CheckReport, check_benchmark, check_table, open_table_for_check
+from eigenshot.data.check import CheckReport, check_benchmark, check_table
+from eigenshot.data.check_input import open_table_for_check
+from eigenshot.data.shards import open_shards
 from eigenshot.errors import UserError
 from tests.data.parquet_files import cells, class_label, picture, write, write_hub
 from tests.data.tables import png
@@ -85,7 +87,7 @@ def test_a_picture_in_two_splits_is_a_problem_whatever_its_encoding(data: Path) 
     assert "cifar10: 1 to be mended" in report.to_text()
 
 
-def test_duplicates_that_the_published_data_have_are_noted_and_must_be_there(data: Path) -> None:
+def test_duplicates_that_the_published_data_have_are_noted_there_or_not(data: Path) -> None:
     write_tiny(data, test=[*pictures(100, 5), picture(3, side=SIDE)])
     known = dataclasses.replace(TINY, known_duplicates={("train", "test"): 1})
     report = check_benchmark(known)
@@ -96,7 +98,9 @@ def test_duplicates_that_the_published_data_have_are_noted_and_must_be_there(dat
     assert report.problems == []
     assert "not known" in report.notes[0]
     write_tiny(data)
-    assert only_problem(check_benchmark(known)) == "train and test share 0 pictures, expected 1"
+    report = check_benchmark(known)
+    assert report.problems == []
+    assert report.notes == ["train and test share 0 pictures, the published data share 1"]
 
 
 def test_duplicates_within_a_split_are_a_note(data: Path) -> None:
@@ -150,7 +154,7 @@ def test_a_split_whose_shards_are_missing_is_a_problem_and_the_rest_is_checked(d
     assert "cifar10 is not complete" in only_problem(report)
     assert [split.name for split in report.splits] == ["train", "validation"]
     (data / "cifar10" / "train-00000-of-00001.parquet").unlink()
-    with pytest.raises(UserError, match="cifar10 is not complete"):
+    with pytest.raises(UserError, match=f"cifar10 is not in {data / 'cifar10'}: run 'eigenshot"):
         check_benchmark(TINY)
 
 
@@ -277,3 +281,102 @@ def test_the_real_data_pass(name: str) -> None:
     if name == "cifar100":
         assert [round(value, 4) for value in report.splits[0].mean] == [0.5071, 0.4865, 0.4409]
         assert [round(value, 4) for value in report.splits[0].deviation] == [0.2673, 0.2564, 0.2762]
+
+
+def test_a_class_without_images_is_a_problem(tmp_path: Path) -> None:
+    write_hub(tmp_path / "a.parquet", pictures(0, 2), [0, 2], ["cat", "dog", "fish"])
+    report = check_table(*open_table_for_check(tmp_path))
+    assert only_problem(report) == "class 'dog' has no images"
+    assert report.splits[0].classes == 2
+    folder = tmp_path / "photos"
+    for name in ("cat", "dog", "notes"):
+        (folder / name).mkdir(parents=True)
+    (folder / "cat" / "a.png").write_bytes(picture(0))
+    (folder / "notes" / "read.txt").write_text("no class")
+    assert only_problem(check_table(*open_table_for_check(folder))) == "class 'dog' has no images"
+
+
+def test_classes_of_other_splits_are_no_fault_of_a_split(tmp_path: Path) -> None:
+    """As in few-shot data of one's own, whose splits have classes of their own."""
+    names = ["cat", "dog"]
+    write_hub(tmp_path / "train.parquet", pictures(0, 2), [0, 0], names)
+    write_hub(tmp_path / "test.parquet", pictures(5, 2), [1, 1], names)
+    report = check_table(*open_table_for_check(tmp_path))
+    assert report.problems == []
+    assert [split.images_a_class for split in report.splits] == [(2, 2), (2, 2)]
+
+
+def test_unknown_labels_are_counted_in_a_note(tmp_path: Path) -> None:
+    write_hub(tmp_path / "train.parquet", pictures(0, 4), [0, -1, None, 1], ["cat", "dog"])
+    report = check_table(*open_table_for_check(tmp_path))
+    assert report.problems == []
+    assert report.notes == ["train has 2 images without a known label"]
+
+
+def test_labels_of_an_unusable_type_are_said_by_the_reader_and_a_problem(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": cells(pictures(0, 2)), "label": [0.0, 1.0]})
+    said = "the column 'label' holds double, which cannot be labels"
+    table = open_shards([path], name="a")
+    assert table.labels is None
+    assert table.note is not None
+    assert table.note.startswith(said)
+    report = check_table(*open_table_for_check(tmp_path))
+    assert only_problem(report).startswith(said)
+    assert report.notes == []
+
+
+def test_a_class_in_two_class_splits_is_a_problem(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eigenshot.data import benchmarks
+
+    write_tiny(data)
+    lists = {"train": ("cat", "dog"), "test": ("Dog",)}
+    monkeypatch.setattr(benchmarks, "read_class_list", lambda _: lists)
+    expected = {"train": even(2, 13), "test": even(1, 13)}
+    few = dataclasses.replace(TINY, class_list="own", expected=expected, known_duplicates=None)
+    assert only_problem(check_benchmark(few)) == "train and test share 1 class: dog"
+
+
+def test_a_broken_shard_is_named_and_the_others_are_checked(data: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    write_hub(own / "train.parquet", pictures(0, 4), [0, 1, 0, 1], ["cat", "dog"])
+    cut = write_hub(own / "test.parquet", pictures(9, 2), [0, 1], ["cat", "dog"])
+    cut.write_bytes(cut.read_bytes()[:-20])
+    report = check_table(*open_table_for_check(own))
+    assert only_problem(report) == f"{cut} is damaged or was cut short; fetch it again"
+    assert [(split.name, split.images) for split in report.splits] == [("train", 4)]
+    columns = {"image": cells(pictures(9, 2)), "label": [0, 7]}
+    features = {"image": {"_type": "Image"}, "label": class_label(["cat", "dog"])}
+    write(cut, columns, features)
+    problem = only_problem(check_table(*open_table_for_check(own)))
+    assert problem.startswith(f"{cut}, row 1: found the label 7")
+
+    write_tiny(data)
+    broken = data / "cifar10" / "test-00000-of-00001.parquet"
+    write(broken, columns, features)
+    report = check_benchmark(TINY)
+    assert report.problems[0].startswith(f"{broken}, row 1: found the label 7")
+    assert [split.name for split in report.splits] == ["train", "validation"]
+    (data / "cifar10" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"train-00000-of-00001\.parquet is damaged"):
+        check_benchmark(TINY)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 6), (3, 6, 6, 3)])
+def test_an_archive_is_checked_like_pictures(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    images[2] = images[0]
+    np.savez(tmp_path / "x.npz", images=images, labels=[0, -1, 1])
+    table, splits = open_table_for_check(tmp_path / "x.npz")
+    report = check_table(table, splits)
+    assert report.problems == []
+    assert report.notes == [
+        "all repeats 1 picture of its own",
+        "all has 1 image without a known label",
+    ]
+    (split,) = report.splits
+    assert (split.images, split.classes, split.sizes) == (3, 2, {"6x6": 3})
+    expected = images.reshape(3, 6, 6, -1).mean(axis=(0, 1, 2)) / 255
+    np.testing.assert_allclose(split.mean, np.broadcast_to(expected, 3), atol=1e-6)
+    assert table.describe(2) == "x.npz, row 2"

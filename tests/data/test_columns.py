@@ -45,7 +45,7 @@ def test_the_image_column_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "features", "message"),
     [
-        ({"left": [b"l"], "right": [b"r"]}, None, "left, right; choose one as image_column"),
+        ({"left": [b"l"], "right": [b"r"]}, None, "left, right; call the one that does 'image'"),
         ({"image": [[1, 2]], "n": [1]}, None, r"no column of encoded images, found: image \(list"),
         ({"image": [[1, 2]]}, {"image": {"_type": "Image"}}, "'image' holds list<.*expected enc"),
         ({"image": ["a.png"]}, {"image": {"_type": "Image"}}, "'image' holds string"),

@@ -56,3 +56,11 @@ def test_the_same_pixels_have_one_digest_and_the_same_values_in_another_shape_an
     facts = examine.examine(ListTable([png(grey), webp.getvalue(), *constant]))
     assert facts.digests[0] == facts.digests[1]
     assert len(set(facts.digests.tolist())) == 4
+
+
+def test_a_large_photograph_is_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "_COUNTED", 7)
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    facts = examine.examine(ListTable([png(pixels)]))
+    assert facts.sums[0].tolist() == pixels.sum(axis=(0, 1), dtype=int).tolist()
+    assert facts.squares[0].tolist() == np.square(pixels.astype(int)).sum(axis=(0, 1)).tolist()

@@ -71,7 +71,7 @@ def test_a_mixed_folder_is_unlabelled_and_says_so(tmp_path: Path) -> None:
     assert len(source) == 3
     assert source.labels is None
     assert source.note is not None
-    assert "1 images lie directly in the folder and 2 in sub-folders" in source.note
+    assert "1 image directly in the folder and 2 images in sub-folders" in source.note
 
 
 def test_a_broken_file_at_the_top_does_not_unlabel_the_rest(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -13,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from eigenshot.data import hub
-from eigenshot.data.benchmarks import open_benchmark
+from eigenshot.data.benchmarks import open_benchmark, read_class_list
+from eigenshot.data.catalogue import BENCHMARKS, even
 from eigenshot.data.hub import fetch, fetch_benchmark, hub_folder
 from eigenshot.data.shards import find_shards, open_shards
 from eigenshot.errors import UserError
@@ -223,7 +225,8 @@ def test_a_missing_library_is_named_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="pip install datasets"):
+    message = r"pip install datasets; instead .* \(train-\*\.parquet, test-.*\) into .*out yourself"
+    with pytest.raises(UserError, match=message):
         fetch("owner/name", tmp_path / "out", reporter=Reporter())
     assert not (tmp_path / "out").exists()
 
@@ -233,7 +236,9 @@ def test_benchmarks_go_where_they_are_looked_for(
 ) -> None:
     monkeypatch.setenv("EIGENSHOT_DATA", str(tmp_path))
     assert hub_folder("owner/name") == tmp_path / "hub" / "owner--name"
-    write_hub(tmp_path / "cifar10" / "train-00000-of-00001.parquet", [picture(0)], [0], NAMES)
+    for split in ("train", "test"):
+        path = tmp_path / "cifar10" / f"{split}-00000-of-00001.parquet"
+        write_hub(path, [picture(0)], [0], NAMES)
     assert fetch_benchmark("cifar10", reporter=Reporter()) == tmp_path / "cifar10"
     assert len(open_benchmark("cifar10", "train")) == 1
     with pytest.raises(UserError, match=r"cub-2010 is not on the hub: put test-\*\.parquet into"):
@@ -254,3 +259,82 @@ def test_repositories_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a folder to fill, found a file"):
         fetch("owner/name", tmp_path / "file", reporter=Reporter())
     assert not (tmp_path / "out").exists()
+
+
+def test_splits_that_are_missing_are_added_to_those_that_are_there(
+    repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EIGENSHOT_DATA", str(tmp_path / "data"))
+    known = dataclasses.replace(BENCHMARKS["stl10"], hub=repository)
+    monkeypatch.setitem(BENCHMARKS, "stl10", known)
+    folder = tmp_path / "data" / "stl10"
+    own = write_hub(folder / "train-00000-of-00001.parquet", [picture(7)], [0], NAMES)
+    before = own.read_bytes()
+    assert fetch_benchmark("stl10", reporter=Reporter()) == folder
+    shards = find_shards(folder)
+    assert {split: len(files) for split, files in shards.items()} == dict.fromkeys(
+        ("train", "test", "unlabelled"), 1
+    )
+    assert own.read_bytes() == before
+    assert len(open_benchmark("stl10", "test")) == 4
+    assert len(open_benchmark("stl10", "pretrain")) == 3
+    listener = Listener()
+    fetch_benchmark("stl10", reporter=listener)
+    assert "nothing was fetched" in listener.notes[0]
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_complete_copy_of_other_splits_is_not_added_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows may lie in shards that are called train: no more are wanted."""
+    monkeypatch.setenv("EIGENSHOT_DATA", str(tmp_path))
+    names = read_class_list("miniimagenet")
+    everything = [name for split in names.values() for name in split]
+    expected = {split: even(len(classes), 1) for split, classes in names.items()}
+    known = dataclasses.replace(BENCHMARKS["miniimagenet"], expected=expected, hub="no/where")
+    monkeypatch.setitem(BENCHMARKS, "miniimagenet", known)
+    contents: list[bytes | None] = [picture(0, side=2)] * 100
+    path = tmp_path / "miniimagenet" / "train-00000-of-00001.parquet"
+    write_hub(path, contents, list(range(100)), everything)
+    listener = Listener()
+    fetch_benchmark("miniimagenet", reporter=listener)
+    assert "has all of miniimagenet already" in listener.notes[0]
+
+
+def test_files_of_other_splits_are_not_touched(repository: str, tmp_path: Path) -> None:
+    (Path(repository) / "data" / "unlabeled-00000-of-00001.parquet").write_bytes(b"no parquet")
+    folder = fetch(repository, tmp_path / "pets", reporter=Reporter(), splits=("train", "test"))
+    assert list(find_shards(folder)) == ["train", "test"]
+
+
+@pytest.fixture
+def configured(repository: str) -> str:
+    """A repository with two configurations."""
+    (Path(repository) / "README.md").write_text(
+        "---\nconfigs:\n"
+        "- config_name: few\n  data_files:\n  - split: test\n    path: data/test-*\n"
+        "- config_name: many\n  data_files:\n  - split: train\n    path: data/train-*\n"
+        "---\n"
+    )
+    return repository
+
+
+def test_one_of_several_configurations_is_named(configured: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refusal:
+        fetch(configured, tmp_path / "pets", reporter=Reporter())
+    assert f"it has the configurations few, many; choose one, as in 'hub:{configured}@few'" in str(
+        refusal.value
+    )
+    with pytest.raises(UserError, match="few, many, not 'all'; choose one"):
+        fetch(f"{configured}@all", tmp_path / "pets", reporter=Reporter())
+    folder = fetch(f"{configured}@many", tmp_path / "pets", reporter=Reporter())
+    assert list(find_shards(folder)) == ["train"]
+    assert hub_folder("owner/name@many").name == "owner--name@many"
+
+
+def test_a_fetch_that_fails_leaves_no_folders(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError):
+        fetch(str(tmp_path / "empty"), tmp_path / "data" / "hub" / "x", reporter=Reporter())
+    assert not (tmp_path / "data").exists()

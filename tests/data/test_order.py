@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eigenshot.data.order import Order, epoch_batches
+from eigenshot.data.order import Order, epoch_batches, window_in_use
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
 from eigenshot.randomness import numpy_generator
@@ -110,3 +110,43 @@ def test_fewer_images_than_a_batch_make_no_batch() -> None:
     assert list(epoch_batches(source_of(5), seed=0, epoch=0, batch_size=6)) == []
     with pytest.raises(UserError, match="found 0"):
         next(epoch_batches(source_of(5), seed=0, epoch=0, batch_size=0))
+
+
+class Windows(ArraySource):
+    """A source that only writes down which windows it is told to hold, and which comes next."""
+
+    def __init__(self, length: int, window: int) -> None:
+        super().__init__(torch.zeros(length, 1, 1, 1, dtype=torch.uint8))
+        self.window, self.groups = window, np.arange(length + 1)
+        self.held: list[tuple[set[int], set[int] | None]] = []
+
+    def hold(self, rows: np.ndarray, then: np.ndarray | None = None) -> None:
+        self.held.append((set(rows), None if then is None else set(then)))
+
+
+def test_nothing_is_read_ahead_after_the_last_epoch() -> None:
+    source = Windows(40, 20)
+    for epoch in range(2):
+        list(epoch_batches(source, seed=0, epoch=epoch, batch_size=5, epochs=2))
+    current = [rows for rows, _ in source.held]
+    following = [then for _, then in source.held]
+    assert following == [*current[1:], None]
+    assert current[0] | current[1] == set(range(40))
+
+
+def test_the_window_in_use_is_of_whole_batches() -> None:
+    assert window_in_use(Windows(40, 22), 5) == 20
+    assert window_in_use(Windows(40, 3), 5) == 5
+    assert window_in_use(Windows(40, 40), 7) == 40
+    assert window_in_use(source_of(40), 7) == 40
+
+
+def test_an_epoch_is_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of many files has as many groups, and a small window many windows."""
+    order = Order(1000, 0, 10, np.arange(1001))
+    calls = []
+    stretches = Order._stretches
+    monkeypatch.setattr(Order, "_stretches", lambda self: calls.append(1) or stretches(self))
+    rows = np.concatenate([order.rows(3, number) for number in range(order.windows)])
+    assert sorted(rows.tolist()) == list(range(1000))
+    assert len(calls) == 1

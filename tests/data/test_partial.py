@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eigenshot.data.partial import CacheUnavailable
+from eigenshot.data.cache import CacheUnavailable
 from eigenshot.data.pixelcache import cached_pixels, find_cached, verify
 from tests.data.tables import ListTable, noise_pngs
 from tests.data.test_pixelcache import (

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eigenshot.data.cache import CacheUnavailable
 from eigenshot.data.cachebuild import decode_table, plan_chunks
 from eigenshot.data.decoding import MISSING, decode_rows
 from eigenshot.data.listing import FolderTable
-from eigenshot.data.partial import CacheUnavailable
 from eigenshot.data.pixelcache import (
     DecodedCache,
     cached_pixels,
@@ -38,8 +38,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def suffixes(folder: Path) -> set[str]:
-    """Of all files of the cache but the lock, which stays."""
-    return {file.suffix for file in folder.iterdir()} - {".lock"} if folder.exists() else set()
+    """Of all files of the cache."""
+    return {file.suffix for file in folder.iterdir()} if folder.exists() else set()
 
 
 def only(folder: Path, suffix: str) -> Path:
@@ -293,3 +293,17 @@ def test_real_photographs_through_processes() -> None:
         cache.pixels()[::50].numpy(),
         decode_rows(table, range(0, len(table), 50), size=84, channels=3)[0],
     )
+
+
+def test_an_interrupt_says_that_the_next_run_goes_on(folder: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    said: list[str] = []
+    table = ListTable(noise_pngs(100))
+    with pytest.raises(KeyboardInterrupt):
+        cached_pixels(table, **SIZE, progress=interrupt, note=said.append, workers=1)
+    assert said == ["what is decoded of list is kept; the next run goes on from there"]
+    assert suffixes(folder) == {".partial", ".journal"}
+    cached_pixels(table, **SIZE)
+    assert suffixes(folder) == {".u8", ".json"}

@@ -76,7 +76,7 @@ def test_the_choice_follows_from_sizes_and_is_said(monkeypatch: pytest.MonkeyPat
     assert "mapped" in said, "what is in the cache needs no room"
     reader.shutil.rmtree(reader.cache_folder() / "pixels")
     source, said = chosen(memory=need, disk=need)
-    assert "streamed, shuffled within 60 images" in said
+    assert "list: streamed (1 MiB decoded" in said
     assert isinstance(source, StreamedSource)
 
 
@@ -149,3 +149,84 @@ def test_a_changed_file_makes_another_cache(tmp_path: Path) -> None:
         for one, other in zip(before.images(np.arange(4)), after.images(np.arange(4)), strict=True)
     ]
     assert same == [True, True, False, True]
+
+
+def test_where_no_copy_can_be_kept_large_data_are_streamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("EIGENSHOT_CACHE", str(blocked / "cache"))
+    monkeypatch.setattr(reader, "available_memory", lambda: 60 * 3 * 8 * 8)
+    said: list[str] = []
+    source = open_table(table(), size=8, channels=3, reading=Reading(note=said.append))
+    assert isinstance(source, StreamedSource)
+    assert any("cannot write decoded images of list" in text for text in said)
+    assert said[-1] == "list: streamed (no decoded copy can be kept)"
+
+
+def test_without_a_home_folder_large_data_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("EIGENSHOT_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(reader, "available_memory", lambda: 60 * 3 * 8 * 8)
+    said: list[str] = []
+    source = open_table(table(), size=8, channels=3, reading=Reading(note=said.append))
+    assert isinstance(source, StreamedSource)
+    assert "no home folder" in said[-1]
+
+
+class TestDevice:
+    """A device with much memory beside a machine with little."""
+
+    NEED = 60 * 3 * 8 * 8
+
+    @pytest.fixture(autouse=True)
+    def memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reader, "available_memory", lambda: self.NEED)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100 * self.NEED, 0))
+
+    def test_a_folder_is_decoded_in_memory_first_so_it_must_fit_there(self, tmp_path: Path) -> None:
+        for number, content in enumerate(noise_pngs(60)):
+            assert content is not None
+            (tmp_path / f"{number}.png").write_bytes(content)
+        reading = Reading(device="cuda")
+        source = open_table(FolderTable(tmp_path), size=8, channels=3, reading=reading)
+        assert isinstance(source, DecodedSource)
+        assert source.reader == "mapped"
+
+    def test_without_a_cache_the_same_holds_for_shards(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("EIGENSHOT_CACHE", str(tmp_path / "file" / "cache"))
+        source = open_table(table(), size=8, channels=3, reading=Reading(device="cuda"))
+        assert isinstance(source, StreamedSource)
+        monkeypatch.setattr(reader, "available_memory", lambda: self.NEED - 1)
+        reading = Reading("resident", device="cuda")
+        with pytest.raises(UserError, match="are free in memory; use a smaller image size"):
+            open_table(table(), size=8, channels=3, reading=reading)
+
+
+def test_an_ordinary_choice_is_not_worth_a_word_where_it_is_quiet() -> None:
+    said: list[str] = []
+    open_table(table(), size=8, channels=3, reading=Reading(note=said.append, quiet=True))
+    assert said == []
+    reading = Reading("mapped", note=said.append, quiet=True)
+    open_table(table(), size=8, channels=3, reading=reading)
+    assert said == ["list: mapped (as asked; 1 MiB decoded)"]
+
+
+def test_a_stream_knows_what_is_odd_about_its_table(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for place in ("a.png", "cat/b.png"):
+        (tmp_path / place).write_bytes(noise_pngs(1)[0] or b"")
+    folder = FolderTable(tmp_path)
+    folder.unlistable = (("dog/", "permission denied"),)
+    source = open_table(folder, size=8, channels=3, reading=Reading("streamed"))
+    assert isinstance(source, StreamedSource)
+    assert source.note is not None
+    assert source.unreadable == [("dog/", "permission denied")]

@@ -80,6 +80,14 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
         find_shards(tmp_path)
 
 
+def test_shards_are_counted_from_zero_or_from_one(tmp_path: Path) -> None:
+    touch(tmp_path, "train-00001-of-00002.parquet", "train-00002-of-00002.parquet")
+    assert len(find_shards(tmp_path)["train"]) == 2
+    touch(tmp_path, "test-00001-of-00003.parquet", "test-00003-of-00003.parquet")
+    with pytest.raises(UserError, match=r"lacks test-00002-of-00003\.parquet, of 3 shards"):
+        find_shards(tmp_path)
+
+
 def test_a_name_that_claims_countless_shards_is_answered_at_once(tmp_path: Path) -> None:
     touch(tmp_path, "train-0-of-999999999999.parquet")
     with pytest.raises(UserError, match=r"train-5-of-9+\.parquet and 999999999993 more"):

@@ -144,8 +144,8 @@ def test_string_labels_become_class_names(kind) -> None:
         ([0, 1], None, r"\(3,\), found \(2,\)"),
         ([[0], [1], [2]], None, r"found \(3, 1\)"),
         ([0.0, 1.0, 2.0], None, "float64"),
-        ([0, -1, 2], None, r"found -1\.\.2"),
-        ([0, 1, 3], ["a", "b", "c"], r"in 0\.\.2, found 0\.\.3"),
+        ([0, -2, 2], None, "count classes from 0, -1 where one is unknown, found -2 to 2"),
+        ([0, 1, 3], ["a", "b", "c"], "from 0 to 2, .* found 0 to 3"),
         ([0, 1, 10**9], None, "1000000000"),
         (["cat", "dgo", "cat"], ["cat", "dog"], "'dgo'.*did you mean 'dog'"),
         ([0, 0, 1], ["a", "a"], "'a' more than once"),
@@ -301,3 +301,11 @@ def test_npz_never_unpickles(tmp_path: Path) -> None:
     np.savez(path, images=noise(2, 4, 4), labels=np.array(["a", "b"], object), allow_pickle=True)
     with pytest.raises(CorruptFileError, match="pickle"):
         load_npz(path)
+
+
+def test_a_label_of_minus_one_is_unknown_and_no_class() -> None:
+    source = ArraySource.from_array(noise(4, 4, 4), [0, -1, 1, -1], ["cat", "dog"])
+    dogs = source.of_classes([1])
+    assert (len(dogs), dogs.class_names) == (1, ("dog",))
+    assert torch.equal(dogs.images([0]), source.images([2]))
+    assert ArraySource.from_array(noise(2, 4, 4), [-1, -1]).labels is None

@@ -261,7 +261,7 @@ def test_a_stand_in_does_not_depend_on_what_else_is_asked_for() -> None:
     for rows in ([20], [7, 20, 8], [20, 20]):
         np.testing.assert_array_equal(source.images(rows)[rows.index(20)], first)
     nothing = stream(ListTable([BROKEN] * 3), 2)
-    with pytest.raises(UserError, match="not one of 3 images of list"):
+    with pytest.raises(UserError, match="none of the 3 images in list"):
         nothing.images([1])
 
 
@@ -276,7 +276,7 @@ def test_too_many_unreadable_pictures_end_the_stream_with_a_way_on() -> None:
         source.hold(np.arange(30))
         assert len(source.unreadable) == 10
     nothing = stream(ListTable([BROKEN] * 30), 30, max_unreadable=1.0)
-    with nothing, pytest.raises(UserError, match="not one of 30 images"):
+    with nothing, pytest.raises(UserError, match="none of the 30 images"):
         nothing.hold(np.arange(30))
 
 

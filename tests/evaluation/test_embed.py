@@ -20,6 +20,7 @@ from eigenshot.errors import UserError
 from eigenshot.evaluation.embed import embed
 from eigenshot.evaluation.features import encoder_digest
 from eigenshot.reporter import Reporter
+from tests.data import parquet_files as small
 from tests.test_encoder import pictures, small_encoder
 
 
@@ -188,7 +189,7 @@ class TestTarget:
 
         with monkeypatch.context() as patch:
             patch.setattr(np, "savez", break_off)
-            with pytest.raises(OSError, match="no space"):
+            with pytest.raises(UserError, match=f"cannot write features to '{out}': no space"):
                 embed(run, pictures(), out)
         assert out.read_bytes() == b"old"
         assert os.listdir(tmp_path) == ["f.npz"]
@@ -231,7 +232,7 @@ def test_an_unreadable_image_has_no_row_and_is_named(
     with np.load(tmp_path / "f.npz") as read:
         assert "cat/broken.png" not in read["paths"]
         assert len(read["paths"]) == len(read["features"]) == 15
-    assert any("warning: 1 file has no row" in text for text in listener.said)
+    assert any("warning: skipped 1 unreadable picture" in text for text in listener.said)
     assert any("cat/broken.png" in text for text in listener.said)
     assert listener.said[-1] == "15 images, 6 features each"
 
@@ -275,3 +276,26 @@ class TestCommand:
 
     def test_out_is_needed(self, run: Path) -> None:
         assert CliRunner().invoke(self.app, [str(run), "glyphs"]).exit_code == 2
+
+
+def test_features_do_not_go_among_the_images(run: Path, photos: Path, tmp_path: Path) -> None:
+    for out in (photos / "features.parquet", photos / "cat" / "f.npz"):
+        with pytest.raises(UserError, match="lies among the images"):
+            embed(run, photos, out, device="cpu")
+    assert not (photos / "features.parquet").exists()
+    shards = tmp_path / "shards"
+    small.write_hub(
+        shards / "test.parquet", [small.picture(0), small.picture(1)], [0, -1], ["a", "b"]
+    )
+    with pytest.raises(UserError, match="lies among the images"):
+        embed(run, shards, shards / "f.parquet", device="cpu")
+
+
+def test_an_unknown_label_has_no_class(run: Path, tmp_path: Path) -> None:
+    path = small.write_hub(
+        tmp_path / "test.parquet", [small.picture(0), small.picture(1)], [0, -1], ["a", "b"]
+    )
+    out = embed(run, path, tmp_path / "f.parquet", device="cpu")
+    table = pytest.importorskip("pyarrow.parquet").read_table(out)
+    assert table.column("label").to_pylist() == [0, -1]
+    assert table.column("class").to_pylist() == ["a", None]

@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from eigenshot.data.source import ArraySource
+from eigenshot.data.streamed import StreamedSource
 from eigenshot.encoder import Encoder, Preprocessing, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.features import KIND, encoder_digest, extract_features
 from eigenshot.networks import as_backbone
 from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import read_tensors, write_tensors
+from tests.data.tables import ListTable, noise_pngs
 from tests.test_encoder import pictures, small_encoder
 
 
@@ -95,6 +97,14 @@ class TestCache:
             extract_features(again, ArraySource.from_array(pictures(), name="other"))
         assert not runs
         assert len(entries(cache)) == 1
+
+    def test_a_stream_is_never_cached_since_its_files_may_change_unseen(self, cache: Path) -> None:
+        encoder = small_encoder()
+        size, channels = encoder.preprocessing.image_size, encoder.preprocessing.channels
+        table = ListTable(noise_pngs(3))
+        with StreamedSource(table, size=size, channels=channels, window=3) as source:
+            extract_features(encoder, source)
+        assert entries(cache) == []
 
     def test_without_the_cache_nothing_is_read_or_written(self, cache: Path) -> None:
         encoder = small_encoder()
@@ -312,7 +322,9 @@ class TestUnwritable:
         def homeless() -> Path:
             raise RuntimeError("Could not determine home directory.")
 
-        monkeypatch.setattr("eigenshot.evaluation.features.cache_folder", homeless)
+        monkeypatch.delenv("EIGENSHOT_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", homeless)
         self.check("no home folder")
 
 

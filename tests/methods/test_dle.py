@@ -11,6 +11,8 @@ from eigenshot.errors import UserError
 from eigenshot.methods import DeepLaplacianEigenmapsMethod, create_method
 from eigenshot.methods.dle import Mix, decorrelation_loss, trace_loss
 from eigenshot.networks import Backbone, Projector, create_backbone
+from eigenshot.networks.halves import can_keep_halves_apart
+from eigenshot.training.step import standing_in
 
 
 def standardised(batch: int, dimensions: int, seed: int = 0) -> Tensor:
@@ -254,6 +256,92 @@ class TestDraw:
             # Var Beta(α, α) = 1 / (4 (2α + 1))
             spread[alpha] = float(np.var(drawn))
             assert spread[alpha] == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.25)
+
+    def test_one_block_is_drawn_as_ever(self) -> None:
+        """Resumed runs rely on the order of the draws."""
+        mix = tiny_method().draw(6, np.random.default_rng(0))
+        assert mix is not None
+        generator = np.random.default_rng(0)
+        assert float(mix.coefficient) == generator.beta(1.0, 1.0)
+        assert mix.layer == generator.choice(range(5))
+        assert mix.permutation.tolist() == generator.permutation(6).tolist()
+
+    def test_partners_stay_within_their_block(self) -> None:
+        mix = tiny_method().draw(12, np.random.default_rng(0), blocks=3)
+        assert mix is not None
+        for start, block in zip((0, 4, 8), mix.permutation.chunk(3), strict=True):
+            assert sorted(block.tolist()) == list(range(start, start + 4))
+        whole = tiny_method().draw(12, np.random.default_rng(0))
+        assert whole is not None
+        assert (whole.layer, whole.coefficient) == (mix.layer, mix.coefficient)
+
+    def test_the_mixes_of_the_parts_are_the_mix_of_the_batch(self) -> None:
+        mix = tiny_method().draw(12, np.random.default_rng(0), blocks=3)
+        assert mix is not None
+        x = torch.randn(12, 5, dtype=torch.float64)
+        apart = [mix.part(index, 3)(block) for index, block in enumerate(x.chunk(3))]
+        assert torch.equal(torch.cat(apart), mix(x))
+        assert {mix.part(index, 3).layer for index in range(3)} == {mix.layer}
+
+    @pytest.mark.parametrize("blocks", [0, 5])
+    def test_unequal_blocks_are_refused(self, blocks: int) -> None:
+        with pytest.raises(UserError, match=f"splits into {blocks} equal blocks, found 12"):
+            tiny_method().draw(12, np.random.default_rng(0), blocks=blocks)
+
+
+class TestObjective:
+    @pytest.mark.parametrize("layer", [None, 0, 2, 4])
+    @pytest.mark.parametrize("joint", [False, True])
+    def test_of_what_represents_the_views_it_is_the_forward_pass_bit_for_bit(
+        self, layer: int | None, joint: bool
+    ) -> None:
+        forward, split = tiny_method(decorrelate="both"), tiny_method(decorrelate="both")
+        forward.joint = split.joint = joint and all(map(can_keep_halves_apart, (forward, split)))
+        mix = None if layer is None else mix_at(layer)
+        expected = forward(*views(), mix)
+        terms = split.objective(*split.represent(*views(), mix), mix)
+        assert {name: term.item() for name, term in terms.items()} == {
+            name: term.item() for name, term in expected.items()
+        }
+        terms["loss"].backward()
+        expected["loss"].backward()
+        for ours, theirs in zip(split.parameters(), forward.parameters(), strict=True):
+            assert ours.grad is not None
+            assert theirs.grad is not None
+            assert torch.equal(ours.grad, theirs.grad)
+        for ours, theirs in zip(split.buffers(), forward.buffers(), strict=True):
+            assert torch.equal(ours, theirs)
+
+    @pytest.mark.parametrize("standardize", [True, False])
+    def test_rows_are_the_projector_s_output_before_it_is_standardised(
+        self, standardize: bool
+    ) -> None:
+        method = tiny_method()
+        method.projector = Projector(8, layers=1, width=12, standardize=standardize).double()
+        rows, _ = method.represent(*views())
+        linear = method.projector.layers[0]
+        torch.testing.assert_close(rows, linear(method.backbone(views()[0])))
+        embeddings = method.standardised(rows)
+        assert (embeddings is rows) == (not standardize)
+        torch.testing.assert_close(embeddings, method.embed(views()[0]))
+
+    def test_a_compiled_projector_is_left_out_for_the_while_and_stays_in_place(self) -> None:
+        method, calls = tiny_method(), []
+
+        def compiled(x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return method.projector.layers(x)
+
+        with standing_in([(method.projector, "forward", compiled)]):
+            terms = method.objective(*method.represent(*views()))
+            assert calls == []
+            torch.testing.assert_close(terms, tiny_method()(*views()))
+            method.embed(views()[0])
+            assert calls == [6]
+            with pytest.raises(UserError, match="expected images"):
+                method.represent(*(view[:, :, 0] for view in views()))
+            assert method.projector.forward is compiled
+        assert "forward" not in vars(method.projector)
 
 
 class TestRegistry:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from eigenshot.config import Config
+from eigenshot.config import Config, ProbeConfig
 from eigenshot.configfile import load_config
+from eigenshot.data.opening import open_source
 from eigenshot.errors import UserError
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.pretrain import pretrain
+from eigenshot.training.probe import Probe
 from tests.data.parquet_files import picture, write_hub
 from tests.training.test_pretrain import Recorder
 
@@ -86,3 +90,55 @@ def test_another_window_would_be_another_run(shards: Path, tmp_path: Path) -> No
         )
     with pytest.raises(UserError, match=r"data\.window: 32 in the run, 48 asked"):
         pretrain(str(shards), settings(reader="streamed", window=48), out, resume=True)
+
+
+def test_pictures_that_a_stream_cannot_read_are_told(shards: Path, tmp_path: Path) -> None:
+    """Before training those that the channels' mean has come upon, after it the others."""
+    contents: list[bytes | None] = [picture(row, side=16) for row in range(2000)]
+    contents[1000] = b"no picture"
+    for path in shards.glob("*.parquet"):
+        path.unlink()
+    write_hub(shards / "train-00000-of-00001.parquet", contents, [0] * 2000, "a")
+    config = settings(reader="streamed", window=2000, mean=[0.5] * 3, std=[0.2] * 3)
+    reporter = Recorder()
+    config = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, epochs=1, batch_size=500)
+    )
+    pretrain(str(shards), config, tmp_path / "run", device="cpu", reporter=reporter)
+    (warning,) = reporter.warnings
+    assert "others stand in for 1 unreadable picture" in warning
+    assert "train-00000-of-00001.parquet, row 1000" in warning
+    assert "shuffled within 2,000 images at a time" in reporter.notes
+
+
+def test_unknown_labels_are_no_class_of_the_probe(shards: Path, tmp_path: Path) -> None:
+    probed = tmp_path / "probed.parquet"
+    contents: list[bytes | None] = [picture(row, side=16) for row in range(40)]
+    write_hub(probed, contents, [row % 3 - 1 for row in range(40)], "ab")
+    source = open_source(probed, image_size=16, channels=3)
+    reporter = Recorder()
+    probe = Probe(ProbeConfig(kind="knn"), source, 0, reporter)
+    assert set(probe.labels.tolist()) == {0, 1}
+    assert reporter.notes == ["probed.parquet: left out 14 images without a known label"]
+    images = probe.source.images(probe.rows[:1])
+    assert images.shape == (1, 3, 16, 16)
+
+
+def test_a_resume_with_another_reader_names_both(shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        pretrain(str(shards), settings(), out, device="cpu", reporter=Recorder(stop_at=8))
+    with pytest.raises(UserError, match=r"data\.reader: 'resident' in the run, 'streamed' asked"):
+        pretrain(str(shards), settings(reader="streamed"), out, device="cpu", resume=True)
+
+
+def test_a_full_disk_leaves_no_empty_run(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: object, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("eigenshot.training.runfolder.write_json", full)
+    with pytest.raises(UserError, match=r"cannot write to .*: No space left"):
+        pretrain(str(shards), settings(), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,8 @@ import numpy as np
 from eigenshot.data.cache import cache_folder
 from eigenshot.data.catalogue import BENCHMARKS, Benchmark, find_benchmark
 from eigenshot.data.encoded import Encoded, Selection
-from eigenshot.data.shards import ShardTable, find_shards, open_shards
+from eigenshot.data.findings import count_images
+from eigenshot.data.shards import find_shards, open_shards
 from eigenshot.errors import UserError
 
 __all__ = [
@@ -25,9 +26,9 @@ __all__ = [
     "find_benchmark",
     "locate",
     "open_benchmark",
-    "open_pictures",
     "plain_name",
     "read_class_list",
+    "shards_of_benchmark",
 ]
 
 # Copies of a few-shot benchmark divide its rows in their own ways, so all of these are pooled.
@@ -56,17 +57,30 @@ def read_class_list(name: str) -> dict[str, tuple[str, ...]]:
     return {part: tuple(names) for part, names in json.loads(text).items() if part != "source"}
 
 
-def open_benchmark(benchmark: str | Benchmark, split: str) -> Selection:
+def open_benchmark(
+    benchmark: str | Benchmark, split: str, without: Collection[Path] = ()
+) -> Selection:
     """The pictures of one split with their labels; those of STL-10's ``pretrain`` have none.
 
-    Class splits are made by name from all rows of a copy, whichever way that divides them.
+    Class splits are made by name from all rows of a copy, whichever way that divides them. Its
+    note says where the copy has another number of images than was published. Shards ``without``
+    which it is to be opened are left out.
     """
     known = _known(benchmark)
+    selection = _select(known, split, without)
+    expected = known.expected[split].images
+    if len(selection) != expected:
+        found = count_images(len(selection))
+        selection.note = f"{selection.name} has {found}, {expected:,} are expected"
+    return selection
+
+
+def _select(known: Benchmark, split: str, without: Collection[Path]) -> Selection:
     if split not in known.splits:
         raise UserError(f"{known.name} has no split '{split}'; it has {', '.join(known.splits)}")
     name = f"{known.name} ({split})"
     labelled = known.expected[split].classes > 0
-    shards = _find(known, _parts(known, split))
+    shards = [file for file in _find(known, _parts(known, split)) if file not in without]
     columns = known.label_columns if labelled else ()
     table = open_shards(shards, name=known.name, label_columns=columns)
     if not labelled:
@@ -83,13 +97,11 @@ def open_benchmark(benchmark: str | Benchmark, split: str) -> Selection:
     return Selection(table, rows, table.labels[rows], table.class_names, name)
 
 
-def open_pictures(benchmark: str | Benchmark) -> ShardTable:
-    """The pictures of all splits that are there, each once and without labels."""
+def shards_of_benchmark(benchmark: str | Benchmark) -> list[Path]:
+    """The shards of all splits that are there, each once."""
     known = _known(benchmark)
     parts = dict.fromkeys(part for split in known.splits for part in _parts(known, split))
-    return open_shards(
-        _find(known, list(parts), all_of_them=False), name=known.name, label_columns=()
-    )
+    return _find(known, list(parts), all_of_them=False)
 
 
 def plain_name(name: str) -> str:
@@ -114,13 +126,18 @@ def _find(known: Benchmark, parts: Sequence[str], *, all_of_them: bool = True) -
     absent = [part for part in parts if part and part not in found]
     if shards and (not absent or known.class_list is not None or not all_of_them):
         return shards
+    fetch = f"run 'eigenshot data fetch {known.name}', or " if known.hub else ""
+    if found and known.class_list is None:
+        pattern = ", ".join(f"{part}-*.parquet" for part in absent)
+        raise UserError(
+            f"{known.name} is not complete: {folder} lacks {pattern}; {fetch}put what is missing "
+            "there"
+        )
     pooled = known.hub_splits if known.hub else known.splits
-    expected = absent if known.class_list is None else pooled
-    pattern = ", ".join(f"{part}-*.parquet" for part in expected)
-    fetch = f", or run 'eigenshot data fetch {known.name}'" if known.hub else ""
+    pattern = ", ".join(f"{part}-*.parquet" for part in pooled)
     raise UserError(
-        f"{known.name} is not complete: put its shards ({pattern}) into {folder}, set "
-        f"EIGENSHOT_DATA to the folder that holds '{known.folder}'{fetch}"
+        f"{known.name} is not in {folder}: {fetch}put its shards ({pattern}) there, or set "
+        f"EIGENSHOT_DATA to the folder that holds '{known.folder}'"
     )
 
 

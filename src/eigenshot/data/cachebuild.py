@@ -8,23 +8,18 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eigenshot.data.decode import check_options
-from eigenshot.data.decoding import cores, decode_of_table, decode_rows, table_pool
-from eigenshot.data.encoded import Encoded
-from eigenshot.data.listing import FolderTable
+from eigenshot.data.decoding import Progress, by_row, cores, decode, decode_rows, run_tasks
+from eigenshot.data.encoded import Encoded, Pictures, Unreadable
+from eigenshot.data.unreadable import check_max_unreadable, check_unreadable
 from eigenshot.errors import UserError
-
-Progress = Callable[[int, int], None]
-Unreadable = tuple[tuple[str, str], ...]
 
 # A chunk is what an interrupt can cost, and what is sent to a worker at a time.
 CHUNK_BYTES, _CHUNK_ROWS = 4 * 2**20, 512
@@ -107,24 +102,8 @@ def decode_chunks(
             pixels, failures = decode_rows(table, rows, size=size, channels=channels)
             yield _stored(rows, pixels, failures, file)
         return
-    pool: Any = table_pool(table, workers)
-    finished = False
-    try:
-        tasks = ((_decode_in_worker, rows, size, channels, file) for rows in chunks)
-        running = {pool.submit(*task) for task in islice(tasks, 3 * workers)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(*task) for task in islice(tasks, len(done))}
-            while done:  # popped, so that pixels are not held any longer than needed
-                yield done.pop().result()
-        finished = True
-    except BrokenExecutor as error:
-        raise UserError(
-            f"a process that decoded {table.name} was ended from outside, most likely for want of "
-            "memory; end other programs or give it more memory, and run again"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, kill_workers=not finished)
+    tasks = ((table.places(rows), rows, size, channels, file) for rows in chunks)
+    yield from run_tasks(table, _decode_chunk, tasks, workers)
 
 
 def decode_table(
@@ -167,35 +146,9 @@ def decode_table(
 def check_request(table: Encoded, size: int, channels: int, max_unreadable: float) -> None:
     """Refuse options that make no sense, and a table without pictures, before the work."""
     check_options(size, channels)
-    if not 0 <= max_unreadable <= 1:
-        raise UserError(f"expected max_unreadable between 0 and 1, found {max_unreadable!r}")
+    check_max_unreadable(max_unreadable)
     if len(table) == 0:
         raise UserError(f"{table.name} has no images")
-
-
-def check_unreadable(table: Encoded, unreadable: Unreadable, max_unreadable: float) -> None:
-    """Refuse too large a share of pictures that cannot be read, and all of them in any case.
-
-    A folder that cannot be looked into counts as one of them: it would have held some.
-    """
-    total = len(table)
-    if isinstance(table, FolderTable):
-        unreadable = tuple(sorted([*table.unlistable, *unreadable]))
-        total += len(table.unlistable)
-    share = len(unreadable) / total
-    if len(unreadable) < total and share <= max_unreadable:
-        return
-    first = "; ".join(f"{path} ({reason})" for path, reason in unreadable[:3])
-    if len(unreadable) > 3:
-        first += "; …"
-    if len(unreadable) == total:
-        raise UserError(f"none of the {total} images in {table.name} can be read: {first}")
-    enough = 0.5 if share <= 0.5 else 1.0
-    raise UserError(
-        f"{len(unreadable)} of {total} images ({share:.1%}) in {table.name} cannot be read, more "
-        f"than the {max_unreadable:.1%} allowed: {first}. Mend or remove them, or allow more: "
-        f"--set data.max_unreadable={enough}"
-    )
 
 
 def other_rows(total: int, failures: dict[int, str]) -> np.ndarray:
@@ -218,9 +171,11 @@ def _seconds(table: Encoded, chunks: Sequence[range], size: int, channels: int) 
     return (time.perf_counter() - start) / len(rows) * sum(map(len, chunks))
 
 
-def _decode_in_worker(rows: range, size: int, channels: int, file: Path | None) -> Decoded:
-    pixels, failures = decode_of_table(np.arange(rows.start, rows.stop), size, channels)
-    return _stored(rows, pixels, failures, file)
+def _decode_chunk(
+    pictures: Pictures, places: Any, rows: range, size: int, channels: int, file: Path | None
+) -> Decoded:
+    pixels, failures = decode(pictures, places, size, channels)
+    return _stored(rows, pixels, by_row(rows, failures), file)
 
 
 def _stored(rows: range, pixels: np.ndarray, failed: dict[int, str], file: Path | None) -> Decoded:

@@ -35,7 +35,7 @@ class Benchmark:
     hub : the hub repository that has them, or None
     image_size : side in pixels at which it is used
     expected : what each split should hold
-    pretraining : the split that pretraining sees
+    pretraining : the split that pretraining sees; None where all classes are for tests
     label_columns : columns that may hold the labels, the first that is there
     class_list : file of class names that makes the splits; the rows of all shards are pooled then
     shards : without a class list, which shards a split is made of
@@ -53,7 +53,7 @@ class Benchmark:
     hub: str | None
     image_size: int
     expected: Mapping[str, Extent]
-    pretraining: str = "train"
+    pretraining: str | None = "train"
     label_columns: tuple[str, ...] = ("label", "labels")
     class_list: str | None = None
     shards: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -175,7 +175,7 @@ _ALL = (
         hub=None,
         image_size=84,
         expected={"test": Extent(1480, 50, 20, 39)},
-        pretraining="test",
+        pretraining=None,
         class_list="cub",
         exact_size=False,
         known_duplicates={},

@@ -38,10 +38,7 @@ def choose_image_column(schema: pa.Schema, where: str, wanted: str | None = None
             hint = did_you_mean(found, schema.names)
             raise UserError(f"{where} has no column '{found}' for the images{hint}")
     else:
-        features = _features(schema, "Image")
-        structs = [field.name for field in schema if _is_picture_struct(field.type)]
-        binaries = [field.name for field in schema if _is_binary(field.type)]
-        candidates = list(features) or structs or binaries
+        candidates = image_columns(schema)
         if not candidates:
             raise UserError(
                 f"{where} has no column of encoded images, found: {_columns(schema)}; "
@@ -51,11 +48,18 @@ def choose_image_column(schema: pa.Schema, where: str, wanted: str | None = None
         if likeliest is None:
             raise UserError(
                 f"{where} has {len(candidates)} columns that may hold the images: "
-                f"{', '.join(candidates)}; choose one as image_column"
+                f"{', '.join(candidates)}; call the one that does 'image'"
             )
         found = likeliest
     check_image_type(schema, where, found)
     return found
+
+
+def image_columns(schema: pa.Schema) -> list[str]:
+    """The columns that may hold encoded pictures, of the most telling kind that there is."""
+    structs = [field.name for field in schema if _is_picture_struct(field.type)]
+    binaries = [field.name for field in schema if _is_binary(field.type)]
+    return list(_features(schema, "Image")) or structs or binaries
 
 
 def check_image_type(schema: pa.Schema, where: str, column: str) -> None:
@@ -97,6 +101,21 @@ def choose_label_column(
         return found
     plain = [field.name for field in schema if _is_integer(field.type) or _is_string(field.type)]
     return _usual(plain, USUAL_LABELS)
+
+
+def unusable_labels(schema: pa.Schema) -> str | None:
+    """Why a column that is called like labels is not taken for them; None where there is none."""
+    if choose_label_column(schema, "") is not None:
+        return None
+    named = [field.name for field in schema if not pa.types.is_null(field.type)]
+    found = _usual(named, USUAL_LABELS)
+    if found is None:
+        return None
+    kind = schema.field(found).type
+    return (
+        f"the column '{found}' holds {kind}, which cannot be labels, so the images are taken for "
+        "unlabelled; expected integers or strings"
+    )
 
 
 @dataclass(frozen=True)

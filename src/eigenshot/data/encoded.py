@@ -1,6 +1,6 @@
 """Tables of pictures that are still encoded: what shards and folders have in common.
 
-Nothing here imports torch: a table travels to worker processes, which decode.
+Nothing here imports torch: worker processes, which decode, load it.
 """
 
 from __future__ import annotations
@@ -8,16 +8,37 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from eigenshot.errors import UserError
 
+Unreadable = tuple[tuple[str, str], ...]  # (place, reason) of what cannot be read
+
+
+class Pictures(Protocol):
+    """The part of a table that a worker process needs: small, however many rows there are."""
+
+    def read(self, places: Any) -> Sequence[bytes | Path | None]:
+        """The encoded pictures at ``places`` in that order, as `Encoded.places` gives them."""
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What is known of some rows: labels (n,) or None, class names, paths (n,) or None, a note."""
+
+    labels: np.ndarray | None
+    class_names: tuple[str, ...]
+    paths: tuple[str, ...] | None
+    note: str | None
+
 
 class Encoded(Protocol):
-    """A table of encoded pictures with optional labels. It can be pickled, and is cheap to.
+    """A table of encoded pictures with optional labels.
 
     Reading is by row, in any order; rows of one group lie together and are cheapest together.
     """
@@ -27,8 +48,12 @@ class Encoded(Protocol):
         """A short description for people."""
 
     @property
+    def origin(self) -> str:
+        """Name and place: a later state of the same data has the same."""
+
+    @property
     def labels(self) -> np.ndarray | None:
-        """int64 (N,), indices into ``class_names``; None when unlabelled."""
+        """int64 (N,), indices into ``class_names``, -1 where unknown; None when unlabelled."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -37,6 +62,22 @@ class Encoded(Protocol):
     @property
     def groups(self) -> np.ndarray:
         """int64 (G + 1,): group g is the rows ``groups[g]`` to ``groups[g + 1]``."""
+
+    @property
+    def note(self) -> str | None:
+        """What the reader of a log should know of it, or None."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with the table as a whole, a sentence each."""
+
+    @property
+    def unlistable(self) -> Unreadable:
+        """(place, reason) of parts that could not be looked into."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a decoded copy on disk pays even where the images fit into memory."""
 
     @property
     def identity(self) -> str:
@@ -52,19 +93,57 @@ class Encoded(Protocol):
     def read(self, rows: Sequence[int] | np.ndarray) -> Sequence[bytes | Path | None]:
         """The encoded pictures at ``rows`` in that order: bytes or a file, None where none is."""
 
+    def pictures(self) -> Pictures:
+        """What reads the pictures in another process, without labels and lists of rows."""
+
+    def places(self, rows: Sequence[int] | np.ndarray) -> Any:
+        """What `pictures` takes for ``rows``: a sequence with an entry a row."""
+
     def describe(self, row: int) -> str:
         """Where a picture lies, for a message: a file, or a shard and its row."""
 
+    def labelling(self, rows: np.ndarray, unreadable: Unreadable) -> Labelling:
+        """What is known of ``rows`` (n,) where the others are ``unreadable``."""
 
-class Selection:
+
+class PlainTable:
+    """What most tables have in common."""
+
+    name: str
+    note: str | None = None
+    faults: tuple[str, ...] = ()
+    unlistable: Unreadable = ()
+    lasting = True
+
+    @property
+    def origin(self) -> str:
+        """The name: nothing else is known of where it comes from."""
+        return self.name
+
+    def pictures(self: Encoded) -> Pictures:
+        """The table itself."""
+        return self
+
+    def places(self, rows: Sequence[int] | np.ndarray) -> Any:
+        """The rows themselves, int64 (n,)."""
+        return np.asarray(rows, dtype=np.int64)
+
+    def labelling(self: Encoded, rows: np.ndarray, unreadable: Unreadable) -> Labelling:
+        """The labels of ``rows``; all classes are kept, whatever could not be read."""
+        labels = None if self.labels is None else self.labels[rows]
+        return Labelling(labels, self.class_names, None, self.note)
+
+
+class Selection(PlainTable):
     """Some rows of a table, with labels of their own.
 
     Parameters
     ----------
     table : where the pictures are
     rows : int64 (n,), ascending: groups stay together
-    labels : int64 (n,) or None; class_names : what they index
+    labels : int64 (n,), -1 where unknown, or None; class_names : what they index
     name : a short description for people
+    note : what the reader of a log should know of it, or None
     """
 
     def __init__(
@@ -74,6 +153,7 @@ class Selection:
         labels: np.ndarray | None,
         class_names: Sequence[str],
         name: str,
+        note: str | None = None,
     ) -> None:
         self.table = table
         self.rows = np.asarray(rows, dtype=np.int64)
@@ -84,25 +164,41 @@ class Selection:
         self.labels = labels
         self.class_names = tuple(class_names)
         self.name = name
+        self.note = note
+        self.faults = table.faults
+        self.unlistable = table.unlistable
         self.groups = np.unique(np.searchsorted(self.rows, table.groups))
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def origin(self) -> str:
+        """Its own name, and where the table comes from."""
+        return f"{self.name} of {self.table.origin}"
+
     def read(self, rows: Sequence[int] | np.ndarray) -> Sequence[bytes | Path | None]:
         """The encoded pictures at ``rows`` of the selection, in that order."""
         return self.table.read(self.rows[np.asarray(rows, dtype=np.int64)])
+
+    def pictures(self) -> Pictures:
+        """Those of the table: which rows are chosen is known here alone."""
+        return self.table.pictures()
+
+    def places(self, rows: Sequence[int] | np.ndarray) -> Any:
+        """What the table's `pictures` takes for ``rows`` of the selection."""
+        return self.table.places(self.rows[np.asarray(rows, dtype=np.int64)])
 
     def describe(self, row: int) -> str:
         """Where a picture lies, for a message."""
         return self.table.describe(int(self.rows[row]))
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Digest of the table's own and of what is chosen of it."""
         return digest_of(self.table.identity, self.rows)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of the table's own, of what is chosen of it, and of the labels."""
         return digest_of(self.table.fingerprint, self.rows, self.labels, list(self.class_names))
@@ -118,20 +214,3 @@ def digest_of(*parts: object) -> str:
         else:  # json keeps neighbours apart and escapes what is not valid Unicode
             digest.update(json.dumps(part).encode("ascii"))
     return digest.hexdigest()
-
-
-def select_classes(table: Encoded, names: Sequence[str], name: str) -> Selection:
-    """The pictures of the classes called ``names``, numbered in that order."""
-    if table.labels is None:
-        raise UserError(f"{table.name} has no labels to choose classes by")
-    number = {known: index for index, known in enumerate(table.class_names)}
-    missing = [wanted for wanted in names if wanted not in number]
-    if missing:
-        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise UserError(f"{table.name} lacks {len(missing)} of {len(names)} classes: {shown}")
-    renumbered = np.full(len(table.class_names), -1, dtype=np.int64)
-    renumbered[[number[wanted] for wanted in names]] = np.arange(len(names))
-    # A label of -1 is unknown, and must not count from the end.
-    own = np.where(table.labels >= 0, renumbered[table.labels], -1)
-    rows = np.flatnonzero(own >= 0)
-    return Selection(table, rows, own[rows], names, name)

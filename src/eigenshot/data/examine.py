@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Future, as_completed
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from eigenshot.data.decode import FORMATS, UnreadableImage, read_image
-from eigenshot.data.decoding import MISSING, as_file, process_pool
-from eigenshot.data.encoded import Encoded
-from eigenshot.errors import UserError
-
-Progress = Callable[[int, int], None]
+from eigenshot.data.decoding import MISSING, Progress, as_file, by_row, quiet_pillow, run_tasks
+from eigenshot.data.encoded import Encoded, Pictures
 
 _CHUNK = 1024  # pictures a task: much more work than handing it over
 _SERIAL = 2048  # fewer are looked at sooner than processes have started
+_COUNTED = 2**20  # pixels counted at a time: counting widens each to eight bytes
+_VALUES = np.arange(256)
 
 
 @dataclass
@@ -69,41 +67,48 @@ def examine(table: Encoded, progress: Progress | None = None) -> Facts:
     done = 0
     for rows, found in _examined(table):
         for name in ("digests", "extents", "pixels", "sums", "squares"):
-            getattr(facts, name)[rows] = getattr(found, name)
-        facts.failures.update(found.failures)
+            getattr(facts, name)[rows.start : rows.stop] = getattr(found, name)
+        facts.failures.update(by_row(rows, found.failures))
         done += len(rows)
         if progress is not None:
             progress(done, len(table))
     return facts
 
 
-def examine_rows(table: Encoded, rows: np.ndarray) -> Facts:
-    """Decode some rows at their own size, in this thread; facts in the order of ``rows``.
+def examine_places(pictures: Pictures, places: Any, rows: range) -> tuple[range, Facts]:
+    """Decode some pictures at their own size, in this thread; ``rows`` and the facts of each.
 
-    Of a picture that is not square the centred square is taken: a network is shown no more.
+    Of a picture that is not square the centred square is taken: a network is shown no more. The
+    failures are by position among ``rows``.
     """
     facts = _unknown(len(rows))
-    with warnings.catch_warnings():
-        # Pillow warns of odd metadata and large photographs, which are read all the same.
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        for place, (row, content) in enumerate(zip(rows, table.read(rows), strict=True)):
-            if content is None:
-                facts.failures[int(row)] = MISSING
-                continue
-            width, height = _extent(content)
-            try:
-                square = read_image(as_file(content), size=min(width, height), channels=3)
-            except UnreadableImage as error:
-                facts.failures[int(row)] = error.reason
-                continue
-            digest = hashlib.blake2b(f"{width} {height}".encode(), digest_size=8)
-            digest.update(square.tobytes())
-            facts.digests[place] = int.from_bytes(digest.digest(), "little")
-            facts.extents[place] = width, height
-            facts.pixels[place] = square[0].size
-            facts.sums[place] = square.sum(axis=(1, 2), dtype=np.int64)
-            facts.squares[place] = np.square(square, dtype=np.int64).sum(axis=(1, 2))
-    return facts
+    for position, content in enumerate(pictures.read(places)):
+        if content is None:
+            facts.failures[position] = MISSING
+            continue
+        width, height = _extent(content)
+        try:
+            square = read_image(as_file(content), size=min(width, height), channels=3)
+        except UnreadableImage as error:
+            facts.failures[position] = error.reason
+            continue
+        digest = hashlib.blake2b(f"{width} {height}".encode(), digest_size=8)
+        digest.update(square.data)
+        facts.digests[position] = int.from_bytes(digest.digest(), "little")
+        facts.extents[position] = width, height
+        facts.pixels[position] = square[0].size
+        counts = np.stack([_histogram(channel.reshape(-1)) for channel in square])
+        facts.sums[position] = counts @ _VALUES
+        facts.squares[position] = counts @ _VALUES**2
+    return rows, facts
+
+
+def _histogram(values: np.ndarray) -> np.ndarray:
+    """How often each value occurs among uint8 (n,), int64 (256,)."""
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(values), _COUNTED):
+        counts += np.bincount(values[start : start + _COUNTED], minlength=256)
+    return counts
 
 
 def _extent(content: bytes | Path) -> tuple[int, int]:
@@ -115,47 +120,23 @@ def _extent(content: bytes | Path) -> tuple[int, int]:
         return 1, 1
 
 
-def _examined(table: Encoded) -> Iterator[tuple[np.ndarray, Facts]]:
+def _examined(table: Encoded) -> Iterator[tuple[range, Facts]]:
     """Rows and their facts, in any order."""
-    if len(table) < _SERIAL:
-        for rows in _chunks(table):
-            yield rows, examine_rows(table, rows)
+    tasks = ((table.places(rows), rows) for rows in _chunks(table))
+    if len(table) >= _SERIAL:
+        yield from run_tasks(table, examine_places, tasks)
         return
-    pool = process_pool(initializer=_keep, initargs=(table,))
-    finished = False
-    try:
-        tasks: dict[Future[Facts], np.ndarray] = {
-            pool.submit(_examine_kept, rows): rows for rows in _chunks(table)
-        }
-        for task in as_completed(tasks):
-            yield tasks[task], task.result()
-        finished = True
-    except BrokenExecutor as error:
-        raise UserError(
-            f"a process that decoded {table.name} was ended from outside, most likely for want of "
-            "memory; end other programs or give it more memory, and run again"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, kill_workers=not finished)  # type: ignore[call-arg]
+    for places, rows in tasks:
+        with quiet_pillow():
+            found = examine_places(table.pictures(), places, rows)
+        yield found
 
 
-# The table of a worker process: it travels once, not with every task.
-_kept: list[Encoded] = []
-
-
-def _keep(table: Encoded) -> None:
-    _kept[:] = [table]
-
-
-def _examine_kept(rows: np.ndarray) -> Facts:
-    return examine_rows(_kept[0], rows)
-
-
-def _chunks(table: Encoded) -> Iterator[np.ndarray]:
+def _chunks(table: Encoded) -> Iterator[range]:
     """All rows, in pieces that begin and end with a group where groups are not too large."""
     wanted = np.arange(0, len(table), _CHUNK)
     starts = table.groups[np.searchsorted(table.groups, wanted)]
     bounds = np.unique(np.append(starts, len(table)))
     for start, stop in itertools.pairwise(bounds.tolist()):
         for first in range(start, stop, 4 * _CHUNK):
-            yield np.arange(first, min(first + 4 * _CHUNK, stop))
+            yield range(first, min(first + 4 * _CHUNK, stop))

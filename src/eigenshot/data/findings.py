@@ -43,13 +43,14 @@ class CheckReport:
         """For people."""
         lines = []
         for split in self.splits:
-            kind = f"{split.classes} classes" if split.classes else "unlabelled"
+            classes = f"{split.classes} class{'' if split.classes == 1 else 'es'}"
+            kind = classes if split.classes else "unlabelled"
             if split.images_a_class:
                 fewest, most = split.images_a_class
                 kind += f" of {fewest:,}" + (f" to {most:,}" if most > fewest else "")
             sizes = [f"{size} ({count:,})" for size, count in split.sizes.items()]
             lines += [
-                f"{self.name} {split.name}: {split.images:,} images, {kind}",
+                f"{self.name} {split.name}: {count_images(split.images)}, {kind}",
                 f"  sizes  {some(sizes)}",
                 f"  mean   {' '.join(f'{value:.4f}' for value in split.mean)}",
                 f"  std    {' '.join(f'{value:.4f}' for value in split.deviation)}",
@@ -63,6 +64,11 @@ class CheckReport:
 def count_images(count: int) -> str:
     """``"1 image"``, ``"2,000 images"``."""
     return f"{count:,} image{'' if count == 1 else 's'}"
+
+
+def count_pictures(count: int) -> str:
+    """``"1 picture"``, ``"2,000 pictures"``: what the same image may be several times."""
+    return f"{count:,} picture{'' if count == 1 else 's'}"
 
 
 def some(entries: Sequence[str], separator: str = ", ") -> str:

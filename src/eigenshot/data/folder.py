@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
+from eigenshot.data.decoding import Progress
+from eigenshot.data.layout import look_into
 from eigenshot.data.listing import FolderTable
 from eigenshot.data.reader import DecodedSource, Reading, open_table
 
@@ -16,7 +18,7 @@ def load_folder(
     image_size: int,
     channels: int = 3,
     max_unreadable: float = 0.1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> DecodedSource:
     """Decode every picture under a folder into one uint8 array (N, channels, size, size).
 
@@ -32,5 +34,7 @@ def load_folder(
     progress : called as ``progress(done, total)`` from the calling thread
     """
     reading = Reading("resident", max_unreadable=max_unreadable, progress=progress)
-    source = open_table(FolderTable(path), size=image_size, channels=channels, reading=reading)
+    layout = look_into(Path(path).expanduser())
+    table = FolderTable(path, None if layout.shards else layout.note)
+    source = open_table(table, size=image_size, channels=channels, reading=reading)
     return cast(DecodedSource, source)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import glob
+import itertools
 import os
 import shutil
 import socket
@@ -14,7 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eigenshot.data.benchmarks import data_folder, find_benchmark
+from eigenshot.data.benchmarks import Benchmark, data_folder, find_benchmark, open_benchmark
+from eigenshot.data.hub_load import HubProblem, load_splits
+from eigenshot.data.shard_names import split_called
 from eigenshot.data.shards import find_shards
 from eigenshot.errors import UserError
 from eigenshot.reporter import Reporter
@@ -23,12 +26,10 @@ _SHARD_BYTES = 256 << 20
 _GROUP_BYTES = 16 << 20  # of a row group, which is what a reader holds at least
 _GROUP_ROWS = 1000
 _BATCH_ROWS = 100  # read at a time, whose pictures may be large
-_PROBE_SECONDS = 10
-_UNREACHABLE = {"ConnectionError", "TransportError", "Timeout"}
 
 
 def hub_folder(repository: str) -> Path:
-    """Where a hub repository ``owner/name`` that is no benchmark is kept."""
+    """Where a hub repository ``owner/name[@configuration]`` that is no benchmark is kept."""
     return data_folder() / "hub" / repository.replace("/", "--")
 
 
@@ -39,7 +40,23 @@ def fetch_benchmark(name: str, *, reporter: Reporter, force: bool = False) -> Pa
     if known.hub is None:
         files = ", ".join(f"{split}-*.parquet" for split in known.splits)
         raise UserError(f"{name} is not on the hub: put {files} into {folder}")
+    if not force and _holds_all(known):
+        reporter.note(f"{folder} has all of {name} already; nothing was fetched")
+        return folder
     return fetch(known.hub, folder, reporter=reporter, splits=known.hub_splits, force=force)
+
+
+def _holds_all(known: Benchmark) -> bool:
+    """Whether a pooled benchmark is complete: a copy may divide its rows in its own way."""
+    if known.class_list is None:
+        return False
+    try:
+        return all(
+            len(open_benchmark(known, split)) >= expected.images
+            for split, expected in known.expected.items()
+        )
+    except UserError:
+        return False
 
 
 def fetch(
@@ -53,87 +70,51 @@ def fetch(
     """Bring a hub repository as ``split-XXXXX-of-YYYYY.parquet`` files with embedded pictures.
 
     They appear in ``folder`` when all are written. Shards that are there already are kept unless
-    ``force`` is given; other files in the folder always are.
+    ``force`` is given, and only splits that are missing are brought; other files in the folder are
+    kept always.
 
     Parameters
     ----------
-    repository : ``owner/name``, or a local folder that the ``datasets`` library reads
+    repository : ``owner/name``, ``owner/name@configuration``, or a local folder that the
+        ``datasets`` library reads
     splits : the splits to bring; all of them when empty
     """
     folder = folder.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"expected a folder to fill, found a file: {folder}")
-    if not force and _has_shards(folder):
+    present = {} if force else _present(folder)
+    wanted = [split for split in splits if split_called(split) not in present]
+    if present and not wanted:
         reporter.note(f"{folder} has parquet shards already; nothing was fetched")
         return folder
     partial = folder.parent / f".{folder.name}.fetch-{socket.gethostname()}-{os.getpid()}"
+    new = [place for place in folder.parents if not place.exists()]
     try:
         _discard_leftovers(folder)
         (partial / "shards").mkdir(parents=True)
-        found = _load(repository, partial / "arrow")
-        chosen = _choose(repository, found, splits)
-        _write(chosen, partial / "shards", reporter)
-        _put_in_place(partial, folder)
-    except UserError:
-        raise
+        rows = load_splits(repository, wanted, partial / "arrow")
+        _write(rows, partial / "shards", reporter)
+        if present:
+            _add(partial, folder, list(rows))
+        else:
+            _put_in_place(partial, folder)
     except OSError as error:
         raise UserError(_advice(repository, folder, splits, _disk_reason(error, folder))) from error
-    except _HubProblem as error:
+    except HubProblem as error:
         raise UserError(_advice(repository, folder, splits, str(error))) from error
     finally:
         _discard(partial, folder)
+        for place in new:
+            with contextlib.suppress(OSError):  # not empty, so needed
+                place.rmdir()
     return folder
 
 
-class _HubProblem(Exception):
-    """Why a repository cannot be had; the text completes "cannot fetch it: …"."""
-
-
-def _has_shards(folder: Path) -> bool:
+def _present(folder: Path) -> dict[str, list[Path]]:
     try:
-        return folder.is_dir() and bool(find_shards(folder))
+        return find_shards(folder) if folder.is_dir() else {}
     except UserError as error:
         raise UserError(f"{error}; --force replaces what is there") from error
-
-
-def _load(repository: str, cache: Path) -> dict[str, Any]:
-    """Every split, memory-mapped from ``cache``."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(
-            "fetching needs the datasets library, which is not installed: pip install datasets"
-        ) from error
-    is_local = Path(repository).expanduser().is_dir()
-    if not is_local and repository.count("/") != 1:
-        raise UserError(f"expected a hub repository owner/name, found '{repository}'")
-    try:
-        if not is_local:
-            _probe(repository)
-        source = str(Path(repository).expanduser()) if is_local else repository
-        return dict(datasets.load_dataset(source, cache_dir=str(cache)))
-    except Exception as error:  # the library and those below it raise nearly anything
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise _HubProblem(_hub_reason(error)) from error
-
-
-def _probe(repository: str) -> None:
-    """Fail at once where the library would retry for half a minute before it says the same."""
-    from huggingface_hub import HfApi, constants
-
-    if not constants.HF_HUB_OFFLINE:  # offline, what was downloaded before may still be there
-        HfApi().dataset_info(repository, timeout=_PROBE_SECONDS)
-
-
-def _choose(repository: str, found: dict[str, Any], splits: Sequence[str]) -> dict[str, Any]:
-    missing = [split for split in splits if split not in found]
-    if missing:
-        raise _HubProblem(f"it has no split '{missing[0]}', found {', '.join(found)}")
-    chosen = {split: found[split] for split in splits or found if len(found[split])}
-    if not chosen:
-        raise _HubProblem("it has no rows")
-    return chosen
 
 
 def _write(splits: dict[str, Any], folder: Path, reporter: Reporter) -> None:
@@ -170,6 +151,17 @@ def _row_groups(rows: Any) -> Iterator[pa.Table]:
             waiting = []
     if waiting:
         yield pa.concat_tables(waiting)
+
+
+def _add(partial: Path, folder: Path, splits: Sequence[str]) -> None:
+    """Put new splits beside those in the folder, each in one move, so that none is ever half."""
+    for split in splits:
+        own = partial / "added" / split
+        own.mkdir(parents=True)
+        for path in (partial / "shards").glob(f"{glob.escape(split)}-*.parquet"):
+            path.rename(own / path.name)
+        names = (f"{split}-{number}" if number else split for number in itertools.count())
+        own.rename(next(folder / name for name in names if not (folder / name).exists()))
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
@@ -211,27 +203,13 @@ def _runs(process: int) -> bool:
     return process != os.getpid()
 
 
-def _hub_reason(error: Exception) -> str:
-    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    if isinstance(error, DatasetGenerationError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # what went wrong, instead of that something did
-    if isinstance(error, GatedRepoError) or "gated" in str(error):
-        return "its owner asks for consent: agree on its page, then log in with 'hf auth login'"
-    if isinstance(error, RepositoryNotFoundError | DatasetNotFoundError):
-        return "there is no such repository, or it is private"
-    # By name: the library has changed what it speaks HTTP with more than once.
-    if {kind.__name__ for kind in type(error).__mro__} & _UNREACHABLE:
-        return "the hub cannot be reached"
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
 def _disk_reason(error: OSError, folder: Path) -> str:
     return f"cannot write to {folder.parent}: {(error.strerror or str(error)).lower()}"
 
 
 def _advice(repository: str, folder: Path, splits: Sequence[str], reason: str) -> str:
     files = ", ".join(f"{split}-*.parquet" for split in splits or ("train", "test"))
-    return f"cannot fetch {repository}: {reason}; or put its files ({files}) into {folder} yourself"
+    return (
+        f"cannot fetch {repository}: {reason}; instead of fetching it, you can put its files "
+        f"({files}) into {folder} yourself"
+    )

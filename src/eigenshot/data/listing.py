@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from eigenshot.data.encoded import digest_of
+from eigenshot.data.encoded import Labelling, PlainTable, Unreadable, digest_of
+from eigenshot.data.findings import count_images
 from eigenshot.errors import UserError, did_you_mean
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -19,32 +20,43 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SYSTEM_NAMES = {"__macosx", "thumbs.db", "desktop.ini"}
 
 
-class FolderTable:
+class FolderTable(PlainTable):
     """Every picture under a folder, ordered by relative path.
 
     Pictures in sub-folders are labelled by the sub-folder directly under ``path``, however deep
     they lie; pictures directly in ``path`` make the table unlabelled.
 
+    Parameters
+    ----------
+    note : what else the reader of a log should know of it
+
     Attributes
     ----------
     paths : one a picture, relative to the folder, with forward slashes
     unlistable : (relative path, reason) of sub-folders that could not be looked into
-    note : what the reader of a log should know about the layout, or None
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    lasting = False  # files come and go, and a decoded copy of each state would only pile up
+
+    def __init__(self, path: str | os.PathLike[str], note: str | None = None) -> None:
         self.root = Path(path).expanduser()
         _check_folder(self.root)
         listing = _list_files(self.root)
         if not listing.pictures and not listing.unlistable:
-            raise UserError(_nothing_found(self.root, listing.others))
+            raise UserError(_nothing_found(self.root, len(listing.others)))
         if not listing.pictures:
             place, reason = listing.unlistable[0]
             raise UserError(f"cannot look into {self.root / place}: {reason}")
         self.name = f"folder {self.root.resolve().name}"
         self.paths = listing.pictures
-        self.unlistable = listing.unlistable
-        self.labels, self.class_names, self.note = label_by_folder(self.paths)
+        self.unlistable = tuple(listing.unlistable)
+        self.labels, self.class_names, layout = label_by_folder(self.paths)
+        self.note = "; ".join(filter(None, (note, layout))) or None
+        classes = listing.empty if self.labels is not None else []
+        self.faults = (
+            *(f"cannot look into {part}: {reason}" for part, reason in self.unlistable),
+            *(f"class '{name}' has no images" for name in classes),
+        )
         # A file is read by itself, so that a shuffled window may take from anywhere.
         self.groups = np.arange(len(self.paths) + 1)
 
@@ -54,6 +66,25 @@ class FolderTable:
     def read(self, rows: Sequence[int] | np.ndarray) -> list[bytes | Path | None]:
         """The files at ``rows``, in that order."""
         return [self.root / self.paths[row] for row in rows]
+
+    @property
+    def origin(self) -> str:
+        """The folder, wherever it is called from."""
+        return os.fspath(self.root.resolve())
+
+    def pictures(self) -> FolderFiles:
+        """The folder alone; which files are read is told each time."""
+        return FolderFiles(self.root)
+
+    def places(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """The relative paths of ``rows``."""
+        return [self.paths[row] for row in rows]
+
+    def labelling(self, rows: np.ndarray, unreadable: Unreadable) -> Labelling:
+        """Labels by the files that are left: a class without any is left out and named."""
+        paths = [self.paths[row] for row in rows]
+        labels, class_names, note = label_by_folder(paths, unreadable)
+        return Labelling(labels, class_names, tuple(paths), note or self.note)
 
     def describe(self, row: int) -> str:
         """The file's path within the folder."""
@@ -82,19 +113,37 @@ class FolderTable:
         return stamps
 
 
+@dataclass(frozen=True)
+class FolderFiles:
+    """Files of a folder, by relative path."""
+
+    root: Path
+
+    def read(self, places: Sequence[str]) -> list[bytes | Path | None]:
+        """Where the files are; they are opened when they are decoded."""
+        return [self.root / place for place in places]
+
+
+def count_pictures(folder: Path) -> int:
+    """How many picture files lie under a folder."""
+    return len(_list_files(folder).pictures)
+
+
 @dataclass
 class _Listing:
-    """What lies under a folder, in paths relative to it."""
+    """What lies under a folder, in paths relative to it; ``empty`` are sub-folders at its top."""
 
     pictures: list[str] = field(default_factory=list)
-    others: int = 0
+    others: list[str] = field(default_factory=list)
     unlistable: list[tuple[str, str]] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
 
 
 def _list_files(root: Path) -> _Listing:
     """Every picture under ``root`` in sorted order; links are followed, but never in a circle."""
     listing = _Listing()
     real_root = os.path.realpath(root)
+    top: list[str] = []
     places = [real_root]  # what is walked in any case; no link may lead there again
     pending = [(os.fspath(root), "")]
     while pending:
@@ -119,11 +168,15 @@ def _list_files(root: Path) -> _Listing:
                         continue
                     places.append(target)
                 pending.append((entry.path, relative + "/"))
+                if not prefix:
+                    top.append(entry.name)
             elif not relative.lower().endswith(EXTENSIONS):
-                listing.others += 1
+                listing.others.append(relative)
             elif os.path.isfile(entry.path) or not os.path.exists(entry.path):
                 listing.pictures.append(relative)  # a dangling link too: an unreadable file
     listing.pictures.sort()
+    files = (*listing.pictures, *listing.others, *dict(listing.unlistable))
+    listing.empty = sorted(set(top) - {path.partition("/")[0] for path in files})
     return listing
 
 
@@ -148,7 +201,8 @@ def label_by_folder(
     if at_top:
         beneath = len(paths) - at_top
         mixed = (
-            f"{at_top} images lie directly in the folder and {beneath} in sub-folders, "
+            f"{count_images(at_top)} directly in the folder and {count_images(beneath)} in "
+            "sub-folders, "
             "so sub-folders are not taken for classes and the images are unlabelled"
         )
         return None, (), mixed if beneath else None
@@ -164,7 +218,9 @@ def _check_folder(root: Path) -> None:
     if root.is_dir():
         return
     if root.exists():
-        raise UserError(f"expected a folder of images or an .npz file, found another file: {root}")
+        raise UserError(
+            f"expected a folder of images, a .parquet or an .npz file, found another file: {root}"
+        )
     missing = root
     while not missing.parent.exists():
         missing = missing.parent

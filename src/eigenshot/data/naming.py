@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from eigenshot.data import glyphs
-from eigenshot.data.benchmarks import BENCHMARKS, open_benchmark
+from eigenshot.data.benchmarks import BENCHMARKS, data_folder, open_benchmark
+from eigenshot.data.columns import USUAL_LABELS
 from eigenshot.data.encoded import Encoded
 from eigenshot.data.hub import fetch, hub_folder
+from eigenshot.data.layout import Layout, look_into
 from eigenshot.data.listing import FolderTable
-from eigenshot.data.shards import find_shards, open_shards
+from eigenshot.data.shards import columns_of, open_shards
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.reporter import Reporter
 
 BENCHMARK_NAMES = ("glyphs", *BENCHMARKS)
 _HUB_PREFIX = "hub:"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 
 
 def is_benchmark(data: Any) -> bool:
@@ -38,11 +41,11 @@ def is_sizeless(data: Any) -> bool:
 
 def is_picture_folder(data: Any) -> bool:
     """Whether ``data`` is read as a folder of image files."""
-    return is_sizeless(data) and shards_of(data) is None and hub_id(data) is None
+    return is_sizeless(data) and hub_id(data) is None and not _layout(data).shards
 
 
 def hub_id(data: Any) -> str | None:
-    """``owner/name`` of a hub repository, or None.
+    """``owner/name`` of a hub repository, with ``@configuration`` where one is named, or None.
 
     ``hub:owner/name`` always is one; a bare ``owner/name`` is where nothing of that name, nor a
     folder called ``owner``, lies here: that would be a mistyped path.
@@ -52,74 +55,118 @@ def hub_id(data: Any) -> str | None:
     if data.startswith(_HUB_PREFIX):
         name = data.removeprefix(_HUB_PREFIX)
         if not _HUB_ID.fullmatch(name):
-            raise UserError(f"expected hub:owner/name, found '{data}'")
+            raise UserError(f"expected hub:owner/name or hub:owner/name@config, found '{data}'")
         return name
     is_id = _HUB_ID.fullmatch(data) is not None and data[0] not in ".~"
     return data if is_id and not Path(data).exists() and not Path(data).parent.exists() else None
 
 
-def shards_of(data: Any) -> dict[str, list[Path]] | None:
-    """Parquet shards by split, of a file or folder that has them; None for anything else."""
-    if not isinstance(data, str | os.PathLike):
+def resolve(data: Any, reporter: Reporter | None = None) -> Any:
+    """``data`` itself, or the folder of a hub repository, which is fetched when it is new.
+
+    All that asks what the data have, their splits above all, asks what is here by then.
+    """
+    if isinstance(data, str) and not data.strip():
+        raise UserError("expected the name of a folder, a benchmark or a file, found an empty text")
+    repository = hub_id(data)
+    if repository is None:
+        return data
+    folder = hub_folder(repository)
+    if not _layout(folder).shards:
+        fetch(repository, folder, reporter=reporter or Reporter())
+    return folder
+
+
+def folder_of(data: Any) -> Path | None:
+    """Where the files of ``data`` lie or would lie; None for what has no folder of its own."""
+    if not isinstance(data, str | os.PathLike) or data == "glyphs":
         return None
-    path = Path(data).expanduser()
-    if path.suffix.lower() == ".parquet" and path.is_file():
-        return {"": [path]}
-    return (find_shards(path) or None) if path.is_dir() else None
+    if is_benchmark(data):
+        return data_folder() / BENCHMARKS[str(data)].folder
+    repository = hub_id(data)
+    return hub_folder(repository) if repository else Path(data).expanduser()
 
 
-def splits_of(data: Any) -> tuple[str, ...]:
+def splits_of(data: Any, reporter: Reporter | None = None) -> tuple[str, ...]:
     """The splits that ``data`` has by name; none for a folder of images or an array."""
     if isinstance(data, str) and data == "glyphs":
         return tuple(glyphs.SPLITS)
     if is_benchmark(data):
         return BENCHMARKS[data].splits
-    repository = hub_id(data)
-    shards = shards_of(hub_folder(repository) if repository else data) or {}
-    return tuple(name for name in shards if name)
+    return _layout(resolve(data, reporter)).splits
 
 
-def choose_split(data: Any, default: str) -> str | None:
-    """``default`` where ``data`` has such a split, None where it has none at all."""
-    splits = splits_of(data)
+def choose_split(data: Any, default: str, reporter: Reporter | None = None) -> str | None:
+    """``default`` where ``data`` has such a split, None where it has none at all.
+
+    Files of one's own with a single split are taken for everything, whatever it is called.
+    """
+    splits = splits_of(data, reporter)
     if default in splits:
         return default
-    if len(splits) > 1:
+    if len(splits) == 1 and not is_benchmark(data):
+        return splits[0]
+    if splits:
         raise UserError(f"'{data}' has no split '{default}'; it has {', '.join(splits)}")
     return None
 
 
-def pretraining_split(data: Any) -> str | None:
+def pretraining_split(data: Any, reporter: Reporter | None = None) -> str | None:
     """The split to learn from without labels; of few-shot benchmarks the train classes."""
     if is_benchmark(data) and data in BENCHMARKS:
-        return BENCHMARKS[data].pretraining
-    return choose_split(data, "train")
+        chosen = BENCHMARKS[data].pretraining
+        if chosen is None:
+            raise UserError(
+                f"{data} has test classes only: pretrain on another benchmark and evaluate here"
+            )
+        return chosen
+    return choose_split(data, "train", reporter)
 
 
-def open_named(data: str | os.PathLike[str], split: str | None, reporter: Reporter) -> Encoded:
-    """The encoded pictures that a name stands for; a hub repository is fetched when new."""
+def open_named(
+    data: str | os.PathLike[str],
+    split: str | None,
+    reporter: Reporter | None = None,
+    without: Collection[Path] = (),
+) -> Encoded:
+    """The encoded pictures that a name stands for; of all splits where none is chosen.
+
+    Shards ``without`` which it is to be opened are left out.
+    """
     if is_benchmark(data):
         return open_benchmark(str(data), split or "train")
-    repository = hub_id(data)
-    if repository is not None:
-        folder = hub_folder(repository)
-        if not find_shards(folder):
-            fetch(repository, folder, reporter=reporter)
-        return _open_split(folder, repository, split)
-    if shards_of(data) is not None:
-        return _open_split(Path(data).expanduser(), Path(data).name, split)
-    _check_spelling(os.fspath(data))
-    return FolderTable(data)
-
-
-def _open_split(path: Path, name: str, split: str | None) -> Encoded:
-    shards = shards_of(path) or {}
-    if split is not None and split not in shards:
-        known = ", ".join(filter(None, shards)) or "none"
+    path = Path(resolve(data, reporter)).expanduser()
+    layout = _layout(path)
+    if not layout.shards:
+        _check_spelling(os.fspath(data))
+        return FolderTable(path, layout.note)
+    name = hub_id(data) or path.name
+    if split is not None and split not in layout.shards:
+        known = ", ".join(layout.splits) or "none"
         raise UserError(f"'{name}' has no split '{split}'; its splits: {known}")
-    everything = [file for part in shards.values() for file in part]
-    chosen = everything if split is None else shards[split]
-    return open_shards(chosen, name=f"{name} ({split})" if split else name)
+    chosen = layout.shards if split is None else {split: layout.shards[split]}
+    files = [file for part in chosen.values() for file in part if file not in without]
+    return open_shards(files, name=f"{name} ({split})" if split else name, note=layout.note)
+
+
+def shards_of(data: Any) -> dict[str, list[Path]]:
+    """The parquet shards that are read of a file or folder, by split; none of anything else."""
+    return _layout(data).shards
+
+
+def label_advice(data: Any) -> str:
+    """What unlabelled ``data`` would need; for shards with the columns that they have."""
+    shards = {} if is_benchmark(data) else shards_of(resolve(data))
+    for files in shards.values():
+        found = ", ".join(columns_of(files[0]))
+        return f"a column '{USUAL_LABELS[0]}' in its shards, found the columns {found}"
+    return "a sub-folder a class, shards with a column of labels, or an .npz file with 'labels'"
+
+
+def _layout(data: Any) -> Layout:
+    if not isinstance(data, str | os.PathLike):
+        return Layout({})
+    return look_into(Path(data).expanduser())
 
 
 def _check_spelling(text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,21 @@ from eigenshot.data.benchmarks import BENCHMARKS
 from eigenshot.data.colour import to_grey
 from eigenshot.data.decode import read_image, to_array
 from eigenshot.data.glyphs import load_glyphs
-from eigenshot.data.naming import BENCHMARK_NAMES, is_benchmark, is_npz, open_named, splits_of
+from eigenshot.data.naming import (
+    BENCHMARK_NAMES,
+    is_benchmark,
+    is_npz,
+    is_sizeless,
+    open_named,
+    splits_of,
+)
 from eigenshot.data.npz import load_npz
 from eigenshot.data.reader import Reading, open_table
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.errors import UserError
 from eigenshot.reporter import Reporter
 
-Progress = Callable[[int, int], None]
+_SHOWN = 10  # unreadable files that are named
 
 
 def open_source(
@@ -42,7 +48,8 @@ def open_source(
     Parameters
     ----------
     data : a benchmark's name, a folder of images, a folder or file of parquet shards, a hub
-        repository ``owner/name``, an ``.npz`` file, an array, a pair (array, labels), or a source.
+        repository ``owner/name`` or ``owner/name@configuration``, an ``.npz`` file, an array, a
+        pair (array, labels), or a source.
     image_size : side in pixels; None keeps the images of arrays and benchmarks as they are.
     split : one of those that `eigenshot.data.naming.splits_of` lists.
     per_class, seed : how many glyphs are drawn a character, and from which seed.
@@ -50,7 +57,9 @@ def open_source(
     reporter : what is told while a hub repository is fetched.
     """
     source: Source
-    if split is not None and not splits_of(data):
+    if reading is not None and not (is_sizeless(data) or (is_benchmark(data) and data != "glyphs")):
+        _tell_unused(reading)
+    if split is not None and not splits_of(data, reporter):
         raise UserError(
             f"'{_describe(data)}' has no splits; leave --split out, all of its images are used"
         )
@@ -64,7 +73,7 @@ def open_source(
             size = BENCHMARKS[str(data)].image_size
         if size is None:
             raise UserError(f"these images need a size: set data.image_size for '{data}'")
-        table = open_named(data, split, reporter or Reporter())
+        table = open_named(data, split, reporter)
         return open_table(table, size=size, channels=channels, reading=reading or Reading())
     elif isinstance(data, Source):
         source = data
@@ -78,6 +87,14 @@ def open_source(
             f"an array, a pair (images, labels), or one of {', '.join(BENCHMARK_NAMES)}"
         )
     return _fit(source, image_size, channels)
+
+
+def _tell_unused(reading: Reading) -> None:
+    """Say that a reader was asked for where the images are in memory as they are."""
+    asked = {"data.reader": reading.reader, "data.window": reading.window}
+    unused = [f"{name}={value}" for name, value in asked.items() if value not in ("auto", 0)]
+    if unused and asked["data.reader"] != "resident":
+        reading.say(f"these images are in memory already, so {' and '.join(unused)} does nothing")
 
 
 def as_images(images: Any, *, image_size: int, channels: int) -> Source:
@@ -97,7 +114,7 @@ def as_images(images: Any, *, image_size: int, channels: int) -> Source:
     source = open_source(images, image_size=image_size, channels=channels)
     skipped = getattr(source, "unreadable", ())
     if skipped and source is not images:  # else rows and files would no longer match unnoticed
-        warnings.warn(f"skipped {len(skipped)} unreadable files of '{images}'", stacklevel=3)
+        warnings.warn(f"skipped {len(skipped)} unreadable pictures of '{images}'", stacklevel=3)
     return source
 
 
@@ -146,17 +163,29 @@ def _describe(data: Any) -> str:
 
 
 def tell_passed_over(source: Source, reporter: Reporter) -> None:
-    """Say which files of a folder were skipped and why, and what is odd about its layout."""
-    if getattr(source, "note", None):
-        reporter.note(source.note)  # type: ignore[attr-defined]
+    """Say what is odd about the data, and which of the images cannot be read and why."""
+    note = getattr(source, "note", None)
+    if note:
+        reporter.note(note)
+    tell_unreadable(source, reporter)
+
+
+def tell_unreadable(source: Source, reporter: Reporter, told: int = 0) -> int:
+    """Say which images cannot be read, but for the first ``told``, and how many that makes.
+
+    A stream finds them as it goes, so it is worth asking again when it has been used.
+    """
     unreadable = getattr(source, "unreadable", ())
-    if unreadable:
-        shown = "\n  ".join(f"{path}: {reason}" for path, reason in unreadable[:10])
-        more = f"\n  and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
-        files = (
-            "1 unreadable file" if len(unreadable) == 1 else f"{len(unreadable)} unreadable files"
-        )
-        reporter.warn(f"skipped {files}:\n  {shown}{more}")
+    new = unreadable[told:]
+    if new:
+        shown = "\n  ".join(f"{path}: {reason}" for path, reason in new[:_SHOWN])
+        more = f"\n  and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
+        what = "1 unreadable picture" if len(new) == 1 else f"{len(new):,} unreadable pictures"
+        # The order of a stream is settled beforehand, so that it leaves none out.
+        streamed = getattr(source, "reader", None) == "streamed"
+        verb = "others stand in for" if streamed else "skipped"
+        reporter.warn(f"{verb} {what}:\n  {shown}{more}")
+    return len(unreadable)
 
 
 def channel_statistics(source: Source, limit: int = 10_000) -> tuple[list[float], list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Tables are often sorted by class: a window from one long stretch might hold a single one.
 _PLACES_A_WINDOW = 8
+
+_KEPT_EPOCHS = 2  # the one that is visited, and the next, whose first window is read ahead
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Order:
     seed: int
     window: int | None = None
     groups: np.ndarray | None = None
+    # The stretches of the last epochs asked for, in their turn: putting them in order anew for
+    # every window would cost as much as the epoch is long.
+    _turns: dict[int, tuple[np.ndarray, np.ndarray]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -66,19 +73,26 @@ class Order:
         """Which rows a window has, ascending."""
         if self.windows == 1:
             return np.arange(self.length)
-        starts, sizes = self._stretches()
-        turn = numpy_generator(self.seed, "groups", epoch).permutation(len(sizes))
-        starts, sizes = starts[turn], sizes[turn]
-        ends = np.cumsum(sizes)
+        starts, bounds = self._turn(epoch)
         first = number * self.rows_a_window
         last = min(first + self.rows_a_window, self.length)
-        begin, end = np.searchsorted(ends, [first, last - 1], side="right")
-        inside = slice(begin, end + 1)
-        starts, sizes, begins = starts[inside], sizes[inside], ends[inside] - sizes[inside]
+        begin, end = np.searchsorted(bounds[1:], [first, last - 1], side="right")
+        starts, bounds = starts[begin : end + 1], bounds[begin : end + 2]
         # Every stretch is counted on from its first row; the outer two may lie partly outside.
-        visited = np.arange(begins[0], begins[-1] + sizes[-1])
-        rows = visited + np.repeat(starts - begins, sizes)
-        return np.sort(rows[first - begins[0] : last - begins[0]])
+        visited = np.arange(bounds[0], bounds[-1])
+        rows = visited + np.repeat(starts - bounds[:-1], np.diff(bounds))
+        return np.sort(rows[first - bounds[0] : last - bounds[0]])
+
+    def _turn(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """First rows of the stretches in the order of an epoch (n,), and their bounds (n + 1,)."""
+        if epoch not in self._turns:
+            starts, sizes = self._stretches()
+            turn = numpy_generator(self.seed, "groups", epoch).permutation(len(sizes))
+            while len(self._turns) >= _KEPT_EPOCHS:
+                del self._turns[next(iter(self._turns))]
+            bounds = np.concatenate([[0], np.cumsum(sizes[turn])])
+            self._turns[epoch] = starts[turn], bounds
+        return self._turns[epoch]
 
     def _stretches(self) -> tuple[np.ndarray, np.ndarray]:
         """First rows and lengths of the groups, long ones cut evenly; int64 (n,) each."""
@@ -94,32 +108,73 @@ class Order:
         return starts, np.diff(starts, append=self.length)
 
 
+def window_in_use(source: Source, batch_size: int) -> int:
+    """Images that are shuffled together: whole batches of a stream's window, else all."""
+    window = getattr(source, "window", len(source))
+    if window >= len(source):
+        return len(source)
+    return max(1, window // batch_size) * batch_size
+
+
 def epoch_batches(
-    source: Source, *, seed: int, epoch: int, batch_size: int, first: int = 0
+    source: Source,
+    *,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    first: int = 0,
+    epochs: int | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[np.ndarray]:
     """The rows of each batch of an epoch, int64 (batch_size,), from batch ``first`` on.
 
     There are ``len(source) // batch_size``: an incomplete last batch is left out. A source that is
     streamed holds its windows in turn and begins each one, the next epoch's first included, while
-    the one before it is in use. No batch straddles two windows.
+    the one before it is in use; after the last of ``epochs`` there is no next. No batch straddles
+    two windows.
+
+    Of several processes, each takes its block of every batch, int64 (batch_size / ranks,), where
+    ``share`` is (rank, ranks). Only the rows of these blocks are held.
     """
     if batch_size < 1:
         raise UserError(f"expected a batch of at least 1 image, found {batch_size}")
+    if batch_size % share[1]:
+        raise UserError(
+            f"a batch of {batch_size} images has no equal blocks for {share[1]} processes"
+        )
+    block = batch_size // share[1]
     stream: Any = source if hasattr(source, "hold") else None
     batches = len(source) // batch_size
     if first >= batches:
         return
     order = Order(len(source), seed)
     if stream is not None and stream.window < len(source):
-        whole_batches = max(1, stream.window // batch_size) * batch_size
-        order = Order(len(source), seed, whole_batches, stream.groups)
+        order = Order(len(source), seed, window_in_use(source, batch_size), stream.groups)
     batches_a_window = max(1, order.rows_a_window // batch_size)
+    rows: np.ndarray | None = None
     for start in range(first - first % batches_a_window, batches, batches_a_window):
         stop = min(start + batches_a_window, batches)
-        rows = order.rows(epoch, start // batches_a_window)
+        if rows is None:
+            rows = _own_rows(order.rows(epoch, start // batches_a_window), batch_size, share)
+        following = None
         if stream is not None:
-            following = (epoch, stop // batches_a_window) if stop < batches else (epoch + 1, 0)
-            stream.hold(rows, then=order.rows(*following))
+            if stop < batches:
+                following = order.rows(epoch, stop // batches_a_window)
+            elif epochs is None or epoch + 1 < epochs:
+                following = order.rows(epoch + 1, 0)
+            if following is not None:
+                following = _own_rows(following, batch_size, share)
+            stream.hold(rows, then=following)
         for batch in range(max(first, start), stop):
-            place = (batch - start) * batch_size
-            yield rows[place : place + batch_size]
+            place = (batch - start) * block
+            yield rows[place : place + block]
+        rows = following
+
+
+def _own_rows(rows: np.ndarray, batch_size: int, share: tuple[int, int]) -> np.ndarray:
+    """Of a window's rows (n,), one process's block of every whole batch; a single one has all."""
+    number, ranks = share
+    if ranks == 1:
+        return rows
+    whole = rows[: len(rows) // batch_size * batch_size]
+    return whole.reshape(-1, ranks, batch_size // ranks)[:, number].reshape(-1)

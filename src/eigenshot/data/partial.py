@@ -8,55 +8,25 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from eigenshot.data.cache import CacheUnavailable, mebibytes
 from eigenshot.data.cachebuild import (
     CHUNK_BYTES,
     IN_FILE,
     Decoded,
-    Progress,
     decode_chunks,
     plan_chunks,
     writing,
 )
+from eigenshot.data.decoding import Progress
 from eigenshot.data.encoded import Encoded, digest_of
-from eigenshot.errors import UserError
 from eigenshot.files import remove_leftovers, write_text
 
-try:
-    import fcntl
-except ImportError:  # not a Unix system: two builds at once then do the work twice
-    fcntl = None  # type: ignore[assignment]
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class CacheUnavailable(UserError):
-    """The cache folder cannot be written, or has no room."""
-
-
-@contextlib.contextmanager
-def locked(stem: Path, name: str, note: Callable[[str], None] | None) -> Iterator[None]:
-    """Keep other processes from building the same cache."""
-    with writing():
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        # The file stays: whoever waits for it and whoever comes new must see the same one.
-        handle = stem.with_suffix(".lock").open("ab")
-    with handle:
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if note is not None:
-                    note(f"waiting for another process that is decoding {name}")
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError:  # some network file systems have no locks
-                pass
-        yield
 
 
 class Partial:
@@ -77,7 +47,8 @@ class Partial:
         self._image_bytes = channels * size**2
         chunks = plan_chunks(table.groups, self._image_bytes)
         self._chunks = {rows.start: rows for rows in chunks}
-        self._settings = [stem.name, len(table), size, channels, digest_of(list(self._chunks))]
+        plan = digest_of(list(self._chunks))
+        self._settings = [stem.name, len(table), size, channels, plan, table.origin]
         self._done: dict[int, Decoded] = {}
 
     def fill(self, *, workers: int | None, progress: Progress | None) -> dict[int, str]:
@@ -141,6 +112,10 @@ class Partial:
             handle.flush()
             os.fsync(handle.fileno())
         return kept
+
+    def exists(self) -> bool:
+        """Whether there is anything to go on from."""
+        return self._file.exists()
 
     def remove(self) -> None:
         """Give up what has been decoded so far."""
@@ -209,14 +184,10 @@ def unavailable(folder: Path, name: str, error: OSError, need: int) -> CacheUnav
         free = shutil.disk_usage(folder).free
         return CacheUnavailable(
             f"{folder} has no room for the decoded images of {name} ({reason}): "
-            f"{_mebibytes(need)} are needed, {_mebibytes(free)} are free; set EIGENSHOT_CACHE to "
+            f"{mebibytes(need)} are needed, {mebibytes(free)} are free; set EIGENSHOT_CACHE to "
             "another folder, or stream the images: --set data.reader=streamed"
         )
     return CacheUnavailable(
         f"cannot write decoded images of {name} to {folder}: {reason}; set EIGENSHOT_CACHE to a "
         "folder that can be written to"
     )
-
-
-def _mebibytes(count: int) -> str:
-    return f"{-(-count // 2**20):,} MiB"

@@ -17,22 +17,23 @@ import numpy as np
 import PIL
 import torch
 
-from eigenshot.data.cache import cache_folder
+from eigenshot.data.cache import CacheUnavailable, cache_folder
 from eigenshot.data.cachebuild import (
-    Progress,
-    Unreadable,
     WriteFailed,
     check_request,
-    check_unreadable,
     describe_failures,
     other_rows,
     writing,
 )
 from eigenshot.data.decode import check_options
-from eigenshot.data.encoded import Encoded, digest_of
-from eigenshot.data.partial import CacheUnavailable, Partial, locked, unavailable
+from eigenshot.data.decoding import Progress
+from eigenshot.data.encoded import Encoded, Unreadable, digest_of
+from eigenshot.data.locks import locked
+from eigenshot.data.partial import Partial, unavailable
 from eigenshot.data.source import content_fingerprint
-from eigenshot.errors import CorruptFileError
+from eigenshot.data.stale import remove_stale
+from eigenshot.data.unreadable import check_unreadable
+from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import remove_leftovers, write_json
 
 _VERSION = 1  # of the files, and of how pictures are decoded
@@ -81,10 +82,12 @@ def cached_pixels(
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
     workers: int | None = None,
+    verified: bool = False,
 ) -> DecodedCache:
     """The decoded pictures of ``table`` from the cache; decoded into it where they are not there.
 
-    An interrupted call is taken up by the next one. Of several processes, one does the work.
+    An interrupted call is taken up by the next one. Of several processes, one does the work. Copies
+    of earlier states of the same data are removed before a new one is made.
 
     Parameters
     ----------
@@ -92,8 +95,9 @@ def cached_pixels(
     channels : 3 for RGB, 1 for grey
     max_unreadable : the share of unreadable pictures above which they are refused, 0 to 1
     progress : called as ``progress(done, total)`` from the calling thread
-    note : told when another process is waited for
+    note : told when another process is waited for, a copy is damaged, or an unfinished one stays
     workers : processes; by default one a core, or none where there is little to do
+    verified : whether a copy that is there is read as a whole, and made anew if it is damaged
 
     Raises
     ------
@@ -103,13 +107,17 @@ def cached_pixels(
     check_request(table, size, channels, max_unreadable)
     size, channels = int(size), int(channels)  # of NumPy they would not go into JSON
     cache = find_cached(table, size=size, channels=channels)
-    if cache is None:
+    if cache is None or (verified and not verify(cache)):
+        if cache is not None and note is not None:
+            note(f"the decoded copy of {table.name} is damaged; decoding again")
         stem = _stem(table, size, channels)
         try:
             with locked(stem, table.name, note):
                 cache = _open(table, stem, size, channels)  # by now another process may be done
-                if cache is None:
-                    cache = _build(table, stem, size, channels, max_unreadable, progress, workers)
+                if cache is None or (verified and not verify(cache)):
+                    cache = _build(
+                        table, stem, size, channels, max_unreadable, progress, note, workers
+                    )
         except WriteFailed as error:
             need = len(table) * channels * size**2
             raise unavailable(stem.parent, table.name, error, need) from error
@@ -142,12 +150,7 @@ def _stem(table: Encoded, size: int, channels: int) -> Path:
     """What the names of a cache's files have in common."""
     # Pillow's resampling may change with its major version.
     parts = (table.identity, int(size), int(channels), _VERSION, PIL.__version__.split(".")[0])
-    try:
-        return cache_folder() / "pixels" / digest_of(*parts)
-    except RuntimeError as error:  # no home folder can be told
-        raise CacheUnavailable(
-            "there is no home folder for the cache; set EIGENSHOT_CACHE to a folder"
-        ) from error
+    return cache_folder() / "pixels" / digest_of(*parts)
 
 
 def _build(
@@ -157,6 +160,7 @@ def _build(
     channels: int,
     max_unreadable: float,
     progress: Progress | None,
+    note: Callable[[str], None] | None,
     workers: int | None,
 ) -> DecodedCache:
     """Decode everything into a partial file, then make it the cache, the header last."""
@@ -165,6 +169,7 @@ def _build(
         data.unlink(missing_ok=True)
         header.unlink(missing_ok=True)
         remove_leftovers(header.parent, header.name)
+    remove_stale(stem, table.origin, size, channels)
     partial = Partial(stem, table, size=size, channels=channels)
     try:
         failures = partial.fill(workers=workers, progress=progress)
@@ -180,6 +185,7 @@ def _build(
             os.replace(partial.squeezed, data)
             content = {
                 "version": _VERSION,
+                "origin": table.origin,
                 "shape": shape,
                 "rows": len(table),
                 "unreadable": list(failures.items()),
@@ -191,6 +197,10 @@ def _build(
         partial.remove()
         with contextlib.suppress(OSError):
             data.unlink(missing_ok=True)
+        raise
+    except (KeyboardInterrupt, UserError):  # the latter: too many pictures cannot be read
+        if note is not None and partial.exists():
+            note(f"what is decoded of {table.name} is kept; the next run goes on from there")
         raise
     partial.remove()
     return DecodedCache(data, shape, fingerprint, kept, unreadable, tuple(chunks))

@@ -11,8 +11,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from eigenshot.data.decoding import decode_of_table, table_pool
+from eigenshot.data.cache import mebibytes
+from eigenshot.data.decoding import by_row, decode, table_pool, with_pictures
 from eigenshot.data.encoded import Encoded
+from eigenshot.data.unreadable import nothing_readable, too_many
 from eigenshot.errors import UserError
 
 CHUNK = 256  # rows that a worker decodes at a time
@@ -39,10 +41,10 @@ class Window:
         try:
             self.pixels = np.empty((len(rows), *shape), dtype=np.uint8)
         except MemoryError as error:
-            need = len(rows) * int(np.prod(shape)) / 2**20
+            need = mebibytes(len(rows) * int(np.prod(shape)))
             raise UserError(
-                f"a window of {len(rows)} images needs {need:,.0f} MiB of memory, twice, which is "
-                "more than there is; choose a smaller window"
+                f"a window of {len(rows)} images needs {need} of memory, twice, which is more "
+                "than there is; choose a smaller window"
             ) from error
         self.ended = threading.Event()
         self.dropped = threading.Event()
@@ -52,15 +54,17 @@ class Window:
 class Tally:
     """Which pictures have been seen, and which of them cannot be read.
 
-    ``unreadable`` is (place, reason) in order of discovery, each picture once.
+    ``unreadable`` is (place, reason) in order of discovery, each picture once; parts of the table
+    that could not be looked into come first.
     """
 
     def __init__(self, table: Encoded, max_unreadable: float) -> None:
-        self.unreadable: list[tuple[str, str]] = []
+        self.unreadable: list[tuple[str, str]] = list(table.unlistable)
         self._table = table
         self._max_unreadable = max_unreadable
         self._seen = np.zeros(len(table), dtype=bool)
         self._count = 0
+        self._failed = 0
         self._lock = threading.Lock()
 
     def add(self, rows: np.ndarray, failures: dict[int, str], *, whole: bool = False) -> None:
@@ -74,28 +78,17 @@ class Tally:
             self._count += len(new)
             for row in new.tolist() if failures else ():
                 if row in failures:
+                    self._failed += 1
                     self.unreadable.append((self._table.describe(row), failures[row]))
-            share = len(self.unreadable) / max(1, self._count)
+            share = self._failed / max(1, self._count)
             judged = whole or self._count >= _ENOUGH_TO_JUDGE
             if judged and share > self._max_unreadable:
-                enough = 0.5 if share <= 0.5 else 1.0
-                raise UserError(
-                    f"{len(self.unreadable)} of the first {self._count} images ({share:.1%}) of "
-                    f"{self._table.name} cannot be read, more than the {self._max_unreadable:.1%} "
-                    f"allowed: {self._first()}. Mend or remove them, or allow more: "
-                    f"--set data.max_unreadable={enough}"
-                )
+                seen, failed = f"the first {self._count}", self.unreadable[-self._failed :]
+                raise too_many(self._table.name, seen, share, failed, self._max_unreadable)
 
     def nothing_readable(self, count: int) -> UserError:
-        """The error for ``count`` pictures of which not one can be read."""
-        return UserError(
-            f"not one of {count} images of {self._table.name} can be read, so that none can stand "
-            f"in for the others: {self._first()}"
-        )
-
-    def _first(self) -> str:
-        shown = "; ".join(f"{place} ({reason})" for place, reason in self.unreadable[:3])
-        return shown + ("; …" if len(self.unreadable) > 3 else "")
+        """The error for ``count`` pictures of which not one can stand in for the others."""
+        return nothing_readable(self._table.name, count, self.unreadable)
 
 
 class Filler:
@@ -187,7 +180,8 @@ class Filler:
                 futures.clear()
             else:
                 futures.popleft()
-                yield waiting.popleft(), pixels, failures
+                part = waiting.popleft()
+                yield part, pixels, by_row(window.rows[part], failures)
 
     def _submit(self, window: Window, part: slice) -> Decoding:
         channels, size, _ = self._shape
@@ -196,7 +190,8 @@ class Filler:
                 raise RuntimeError("the window was dropped")
             if self._pool is None:
                 self._pool = table_pool(self._table, self._workers)
-            future: Decoding = self._pool.submit(decode_of_table, window.rows[part], size, channels)
+            places = self._table.places(window.rows[part])
+            future: Decoding = self._pool.submit(with_pictures, decode, places, size, channels)
             self._in_flight.add(future)
         future.add_done_callback(self._in_flight.discard)
         return future

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +25,11 @@ _DEPTH = 3  # folders: a configuration, a split, and one to spare
 _NUMBERED = re.compile(r"(?P<stem>.*?)[-_.]?(?P<index>\d+)-of-(?P<count>\d+)(?:-[0-9a-f]{8,})?")
 
 
+def split_called(word: str) -> str:
+    """The split that a word stands for, as `find_shards` calls it; the word itself if unusual."""
+    return _SPLIT_WORDS.get(word.lower(), word)
+
+
 def find_shards(folder: str | Path) -> dict[str, list[Path]]:
     """The parquet files of a folder by split, each list in order; empty where there are none.
 
@@ -36,7 +41,11 @@ def find_shards(folder: str | Path) -> dict[str, list[Path]]:
     if not root.is_dir():
         raise UserError(f"no such folder of parquet shards: {root}")
     found: dict[str, list[tuple[str, Path]]] = defaultdict(list)
-    for path in sorted(_parquet_files(root), key=lambda path: _natural(path.relative_to(root))):
+    files, unlistable = _parquet_files(root)
+    if unlistable and (files or unlistable[0].filename == os.fspath(root)):
+        place, reason = unlistable[0].filename, unlistable[0].strerror or "failed"
+        raise UserError(f"cannot list {place}: {reason.lower()}")
+    for path in sorted(files, key=lambda path: _natural(path.relative_to(root))):
         split, place = _split_and_place(path.relative_to(root))
         found[split].append((place, path))
     for split, entries in found.items():
@@ -50,12 +59,12 @@ def find_shards(folder: str | Path) -> dict[str, list[Path]]:
     return {split: [path for _, path in found[split]] for split in SPLITS if split in found}
 
 
-def _parquet_files(root: Path) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise UserError(f"cannot list {error.filename}: {(error.strerror or 'failed').lower()}")
-
+def _parquet_files(root: Path) -> tuple[list[Path], list[OSError]]:
+    """The parquet files under ``root``, and what kept parts of it from being listed."""
+    found: list[Path] = []
+    unlistable: list[OSError] = []
     seen = {os.path.realpath(root)}
-    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+    for folder, folders, files in os.walk(root, onerror=unlistable.append, followlinks=True):
         deep = len(Path(folder).relative_to(root).parts) >= _DEPTH
         targets = {name: os.path.realpath(os.path.join(folder, name)) for name in sorted(folders)}
         # Links may lead round in a circle.
@@ -64,7 +73,8 @@ def _parquet_files(root: Path) -> Iterator[Path]:
         seen.update(targets[name] for name in folders)
         for name in files:
             if name.lower().endswith(".parquet") and not name.startswith("."):
-                yield Path(folder, name)
+                found.append(Path(folder, name))
+    return found, unlistable
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:
@@ -92,7 +102,10 @@ def _split_and_place(relative: Path) -> tuple[str, str]:
 
 
 def _check_complete(paths: Sequence[Path]) -> None:
-    """Refuse shards numbered ``-of-00005`` where one is missing or there are two of a number."""
+    """Refuse shards numbered ``-of-00005`` where one is missing or there are two of a number.
+
+    They count from zero, as on the hub, or from one.
+    """
     series: dict[tuple[Path, str], list[tuple[int, int, Path]]] = defaultdict(list)
     for path in paths:
         numbered = _NUMBERED.fullmatch(path.stem)
@@ -107,10 +120,12 @@ def _check_complete(paths: Sequence[Path]) -> None:
                 f"{next(path.name for _, other, path in entries if other != count)}; keep one copy"
             )
         present = {index for index, _, _ in entries}
+        # Some count from one: then the last number is there, and none has the number zero.
+        numbers = range(1, count + 1) if count in present and 0 not in present else range(count)
         # Counted, not listed: a name may claim any number of shards.
-        absent = count - sum(index < count for index in present)
+        absent = count - sum(index in numbers for index in present)
         if absent:
-            first = islice((index for index in range(count) if index not in present), _SHOWN)
+            first = islice((index for index in numbers if index not in present), _SHOWN)
             shown = ", ".join(_renumbered(example.name, index) for index in first)
             more = f" and {absent - _SHOWN} more" if absent > _SHOWN else ""
             raise UserError(f"{parent} lacks {shown}{more}, of {count} shards; fetch them again")

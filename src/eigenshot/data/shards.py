@@ -20,11 +20,13 @@ from eigenshot.data.columns import (
     check_image_type,
     choose_image_column,
     choose_label_column,
+    image_columns,
     label_kind,
     to_labels,
     unite_labels,
+    unusable_labels,
 )
-from eigenshot.data.encoded import digest_of
+from eigenshot.data.encoded import PlainTable, digest_of
 from eigenshot.data.parquet import (
     MAX_STRETCH,
     READ_FAILURES,
@@ -38,10 +40,17 @@ from eigenshot.data.parquet import (
 from eigenshot.data.shard_names import find_shards
 from eigenshot.errors import UserError
 
-__all__ = ["ShardTable", "find_shards", "open_shards"]
+__all__ = [
+    "ShardTable",
+    "broken_shards",
+    "columns_of",
+    "find_shards",
+    "holds_images",
+    "open_shards",
+]
 
 
-class ShardTable:
+class ShardTable(PlainTable):
     """The pictures of some parquet files, in order; made by `open_shards`.
 
     Attributes
@@ -54,6 +63,8 @@ class ShardTable:
     class_names : one name a class; empty when unlabelled
     groups : int64 (G + 1,), the files' row groups, cut to at most 4096 rows
     encoded_bytes : the size of all files together
+    note : what the reader of a log should know of it, or None
+    faults : what is wrong with the files as a whole
     """
 
     def __init__(
@@ -62,8 +73,15 @@ class ShardTable:
         reader: PictureReader,
         labels: np.ndarray | None,
         class_names: Sequence[str],
+        *,
+        times: Sequence[int] = (),
+        note: str | None = None,
+        faults: tuple[str, ...] = (),
     ) -> None:
         self.name = name
+        self.note = note
+        self.faults = faults
+        self._times = list(times)
         self.labels = labels
         self.class_names = tuple(class_names)
         self.shards = reader.shards
@@ -88,10 +106,23 @@ class ShardTable:
         A row may come more than once. A row that has only a path is read from the file of that
         name beside its shard, where there is one.
         """
+        return self._reader.read(self.places(rows))
+
+    def pictures(self) -> PictureReader:
+        """Files and row groups, without labels."""
+        return self._reader
+
+    def places(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The rows themselves, int64 (n,)."""
         wanted = np.asarray(rows, dtype=np.int64)
         if wanted.size and (wanted.min() < 0 or wanted.max() >= len(self)):
             raise IndexError(f"expected rows in 0..{len(self) - 1}, found {rows}")
-        return self._reader.read(wanted)
+        return wanted
+
+    @property
+    def origin(self) -> str:
+        """The name, and the folder of the first file."""
+        return f"{self.name} in {self.shards[0].parent}"
 
     def describe(self, row: int) -> str:
         """``"train-00000-of-00002.parquet, row 17"``: the row counts within the file."""
@@ -101,10 +132,14 @@ class ShardTable:
         shown = f"{path.parent.name}/{path.name}" if same_name else path.name
         return f"{shown}, row {row - int(self.shard_starts[shard])}"
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        """The same as the fingerprint: what is in the files decides whether a copy is good."""
-        return self.fingerprint
+        """Digest of what the fingerprint has of the pictures, and of each file's time of change.
+
+        Neither digest reads every picture, so that one replaced by another of the same size shows
+        in the time alone.
+        """
+        return digest_of(self._reader.digests(), self._times)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -121,6 +156,7 @@ def open_shards(
     name: str,
     image_column: str | None = None,
     label_columns: Sequence[str] | None = None,
+    note: str | None = None,
 ) -> ShardTable:
     """A table of the pictures in some parquet files, in the given order. No picture is read yet.
 
@@ -132,22 +168,25 @@ def open_shards(
     image_column : by default the one that the metadata calls an image, or the likeliest by type
     label_columns : the first of these that is there holds the labels, none if empty; by default a
         class label of the metadata, or a column with a usual name
+    note : what else the reader of a log should know of it
     """
     shards = tuple(Path(path).expanduser().absolute() for path in paths)
     first: _Columns | None = None
-    sizes = []
+    sizes, times = [], []
     groups: list[tuple[int, int, int, int, int]] = []
     labels: list[tuple[str, ShardLabels]] = []
     for number, path in enumerate(shards):
         with open_parquet(path) as file:
             sizes.append(check_file(path))
+            times.append(path.stat().st_mtime_ns)
             if file.metadata.num_rows == 0:
                 continue
             schema = file.schema_arrow
             if first is None:
                 image = choose_image_column(schema, str(path), image_column)
                 label = choose_label_column(schema, str(path), label_columns)
-                first = _Columns(path, image, label)
+                unusable = None if label_columns is not None else unusable_labels(schema)
+                first = _Columns(path, image, label, unusable)
             else:
                 _check_same_columns(first, schema, path, label_columns)
             groups += [(number, *group) for group in row_groups_of(file, path, first.image)]
@@ -161,15 +200,55 @@ def open_shards(
     row_groups = RowGroups(starts, of_shard, indices, offsets, stretches)
     reader = PictureReader(shards, tuple(sizes), first.image, row_groups)
     united, class_names = unite_labels(labels)
-    return ShardTable(name, reader, united, class_names)
+    faults = () if first.unusable is None else (first.unusable,)
+    return ShardTable(
+        name,
+        reader,
+        united,
+        class_names,
+        times=times,
+        note="; ".join(filter(None, (note, *faults))) or None,
+        faults=faults,
+    )
+
+
+def holds_images(path: Path) -> bool:
+    """Whether a parquet file has a column that may hold encoded pictures."""
+    with open_parquet(path) as file:
+        return bool(image_columns(file.schema_arrow))
+
+
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The names of a parquet file's columns."""
+    with open_parquet(path) as file:
+        return tuple(file.schema_arrow.names)
+
+
+def broken_shards(
+    paths: Sequence[Path], label_columns: Sequence[str] | None = None
+) -> dict[Path, str]:
+    """Which files cannot be opened by themselves, and why; label columns that are missing pass."""
+    broken = {}
+    for path in paths:
+        try:
+            present = columns_of(path)
+            wanted = None if label_columns is None else [c for c in label_columns if c in present]
+            with open_parquet(path) as file:
+                empty = file.metadata.num_rows == 0
+            if not empty:
+                open_shards([path], name=path.name, label_columns=wanted)
+        except UserError as error:
+            broken[path] = str(error)
+    return broken
 
 
 class _Columns(NamedTuple):
-    """The columns chosen, and the file they were chosen by."""
+    """The columns chosen, the file they were chosen by, and why another holds no labels."""
 
     path: Path
     image: str
     label: str | None
+    unusable: str | None
 
 
 def _check_same_columns(

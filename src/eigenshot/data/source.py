@@ -42,7 +42,7 @@ class Source(Protocol):
 
     @property
     def labels(self) -> np.ndarray | None:
-        """int64 (N,), indices into ``class_names``; None when unlabelled."""
+        """int64 (N,), indices into ``class_names``, -1 where unknown; None when unlabelled."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class ArraySource:
     Parameters
     ----------
     images : uint8 tensor (N, channels, height, width), kept as it is in ``pixels``
-    labels : integers (N,) that index ``class_names``, or None
+    labels : integers (N,) that index ``class_names``, -1 where unknown, or None
     class_names : one name a class
     name : a short description for people
     fingerprint : where it is known already, else computed when asked for
@@ -114,8 +114,8 @@ class ArraySource:
         images : uint8, or floating in [0, 1]; (N, height, width), (N, height, width, channels) or
             (N, channels, height, width) with 1 or 3 channels. Where both readings of four axes are
             possible, channels come last; they come second only if the last axis is not 1 or 3.
-        labels : integers (N,), or strings (N,), which become the class names in sorted order
-            unless ``class_names`` gives another
+        labels : integers (N,), -1 where unknown, or strings (N,), which become the class names in
+            sorted order unless ``class_names`` gives another
         class_names : one name a class; by default the numbers 0..largest label
         """
         pixels = pixels_from_array(images)
@@ -137,7 +137,7 @@ class ArraySource:
 
     def images(self, indices: Indices) -> torch.Tensor:
         """The images at ``indices``, uint8 (n, channels, height, width)."""
-        return self.pixels[torch.as_tensor(_to_indices(indices), device=self.pixels.device)]
+        return self.pixels[torch.as_tensor(to_indices(indices), device=self.pixels.device)]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -158,7 +158,7 @@ class ArraySource:
 
     def subset(self, indices: Indices) -> ArraySource:
         """The images at ``indices``, in that order, with all class names."""
-        chosen = _to_indices(indices)
+        chosen = to_indices(indices)
         labels = None if self.labels is None else self.labels[chosen]
         return ArraySource(self.images(chosen), labels, self.class_names, self.name)
 
@@ -174,7 +174,8 @@ class ArraySource:
             )
         if len(set(ids)) < len(ids):
             raise UserError(f"expected each class once, found {ids}")
-        renumbered = np.full(len(self.class_names), -1, dtype=np.int64)
+        # The last entry stands for unknown: -1 finds it.
+        renumbered = np.full(len(self.class_names) + 1, -1, dtype=np.int64)
         renumbered[ids] = np.arange(len(ids))
         chosen = np.flatnonzero(renumbered[self.labels] >= 0)
         names = [self.class_names[class_id] for class_id in ids]
@@ -221,7 +222,7 @@ def content_fingerprint(
     return digest.hexdigest()
 
 
-def _to_indices(indices: Indices) -> np.ndarray:
+def to_indices(indices: Indices) -> np.ndarray:
     """int64 (n,), or the bool mask as it is."""
     if isinstance(indices, torch.Tensor):
         indices = indices.cpu().numpy()
@@ -249,8 +250,14 @@ def _to_labels(
         raise UserError(f"expected labels that are integers or strings, found {array.dtype}")
     low, high = int(array.min()), int(array.max())
     count = _MAX_UNNAMED_CLASSES if names is None else len(names)
-    if low < 0 or high >= count:
-        raise UserError(f"expected labels in 0..{count - 1}, found {low}..{high}")
+    if low < -1 or high >= count:
+        last = "" if names is None else f" to {count - 1}"
+        raise UserError(
+            f"expected labels that count classes from 0{last}, -1 where one is unknown, "
+            f"found {low} to {high}"
+        )
+    if high == -1:
+        return None, ()
     if names is None:
         names = tuple(map(str, range(high + 1)))
     return array.astype(np.int64), names

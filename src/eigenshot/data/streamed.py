@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from eigenshot.data.decode import check_options
-from eigenshot.data.decoding import cores, decode_rows
+from eigenshot.data.decoding import by_row, cores, decode, decode_rows, quiet_pillow
 from eigenshot.data.encoded import Encoded, digest_of
 from eigenshot.data.prefetch import CHUNK, Filler, Tally, Window, chunks_of
 from eigenshot.data.source import Indices
+from eigenshot.data.unreadable import check_max_unreadable
 from eigenshot.errors import UserError
 
 _STRETCH = 32  # neighbouring rows in a spread
@@ -41,6 +42,7 @@ class StreamedSource:
     Attributes
     ----------
     unreadable : (place, reason) of pictures that cannot be read, in order of discovery, each once
+    note : what the reader of a log should know of the table, or None
     """
 
     reader = "streamed"
@@ -59,8 +61,7 @@ class StreamedSource:
         _check_count("a window", window, "image")
         if workers is not None:
             _check_count("a number of workers", workers, "process")
-        if not 0 <= max_unreadable <= 1:
-            raise UserError(f"expected max_unreadable between 0 and 1, found {max_unreadable!r}")
+        check_max_unreadable(max_unreadable)
         if len(table) == 0:
             raise UserError(f"{table.name} has no images")
         self.table = table
@@ -69,6 +70,7 @@ class StreamedSource:
         self.labels = table.labels
         self.class_names = table.class_names
         self.groups = table.groups
+        self.note = table.note
         self.window = int(window)
         self._tally = Tally(table, max_unreadable)
         self.unreadable = self._tally.unreadable
@@ -222,18 +224,16 @@ class StreamedSource:
         parts = chunks_of(wanted, self.groups, min(CHUNK, max(1, -(-len(wanted) // cores()))))
         failures: dict[int, str] = {}
 
-        def decode(part: slice) -> dict[int, str]:
-            pixels[part], failed = decode_rows(
-                self.table, wanted[part], size=size, channels=channels
-            )
-            return failed
+        pictures = self.table.pictures()
 
-        if len(parts) > 1:
-            with ThreadPoolExecutor(cores()) as pool:
-                for failed in pool.map(decode, parts):
-                    failures.update(failed)
-        elif parts:
-            failures = decode(parts[0])
+        def decode_part(part: slice) -> dict[int, str]:
+            places = self.table.places(wanted[part])
+            pixels[part], failed = decode(pictures, places, size, channels)
+            return by_row(wanted[part], failed)
+
+        with quiet_pillow(), ThreadPoolExecutor(cores()) as pool:
+            for failed in pool.map(decode_part, parts):
+                failures.update(failed)
         self._tally.add(wanted, failures)
         for row in failures:
             pixels[np.searchsorted(wanted, row)] = self._next_readable(row)

@@ -259,7 +259,7 @@ class FewShotClassifier(BaseEstimator):
     def score(self, images: Any, labels: Any = None) -> float:
         """Accuracy, a fraction; ``labels`` as in `fit`."""
         check_is_fitted(self, "logistic_")
-        queries = open_support(images, labels, self.encoder.preprocessing)
+        queries = open_support(images, labels, self.encoder.preprocessing, split="test")
         unknown = sorted(set(map(str, queries.labels)) - set(map(str, self.classes_)))
         if unknown:
             raise UserError(

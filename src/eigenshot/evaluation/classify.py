@@ -16,11 +16,13 @@ import torch
 
 from eigenshot.data.decode import UnreadableImage, read_image
 from eigenshot.data.folder import load_folder
+from eigenshot.data.layout import look_into
 from eigenshot.data.source import ArraySource
 from eigenshot.encoder import Encoder, Preprocessing, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifier import FewShotClassifier
 from eigenshot.evaluation.rejection import check_rate, fit_rejection
+from eigenshot.evaluation.support import support_split
 from eigenshot.files import atomic_write
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
@@ -99,9 +101,13 @@ class Report:
             table.writerow([row.file, row.prediction, *shares, f"{row.likeness:.6f}", unlike, ""])
         for file, reason in self.unreadable:
             table.writerow([file, "", *[""] * len(columns), "", "", reason])
-        with atomic_write(path) as handle:
-            # A file name may hold bytes that are no text in any encoding.
-            handle.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        try:
+            with atomic_write(path) as handle:
+                # A file name may hold bytes that are no text in any encoding.
+                handle.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(f"cannot write predictions to '{path}': {reason}") from error
 
     def summary(self) -> str:
         """A few lines for a person."""
@@ -151,7 +157,8 @@ def classify(
     run : a run's folder, an encoder or its file, or a fitted classifier; the latter needs no
         support.
     support : a folder with a sub-folder a class; None with a fitted classifier.
-    queries : a folder, in which every image however deep is classified, or files and folders.
+    queries : a folder, in which every image however deep is classified, or image files and such
+        folders; not shards or arrays.
     C : inverse L2 strength, 1 by default; not for a fitted classifier.
     reject : tolerated rate of false alarms of "none of these"; 0 never rejects, None is 0.05 or
         what a fitted classifier was made with.
@@ -169,6 +176,7 @@ def classify(
     else:
         if support is None:
             raise UserError("expected a support folder with a sub-folder a class, found none")
+        _tell_support(support, reporter)
         classifier = FewShotClassifier(
             run if isinstance(run, Encoder) else load_encoder(run),
             C=1.0 if C is None else C,
@@ -177,6 +185,17 @@ def classify(
         ).fit(support)
     files, source, unreadable = read_queries(queries, classifier.encoder.preprocessing, reporter)
     return Report(classifier, _predictions(classifier, files, source), unreadable)
+
+
+def _tell_support(support: Any, reporter: Reporter) -> None:
+    """Say which part of the data the examples are, where that is not all of it."""
+    split = support_split(support, "train")
+    if split is not None:
+        reporter.note(f"the examples are the split '{split}' of {support}")
+    if isinstance(support, str | os.PathLike):
+        note = look_into(Path(support).expanduser()).note
+        if note:
+            reporter.note(note)
 
 
 def _set_rate(classifier: FewShotClassifier, rate: float | None) -> None:
@@ -197,6 +216,14 @@ def read_queries(
     pixels: list[torch.Tensor] = []
     unreadable: list[tuple[str, str]] = []
     for place in map(Path, places):
+        layout = look_into(place.expanduser())
+        if layout.shards or place.suffix.lower() == ".npz":
+            raise UserError(
+                f"expected image files or folders of them to classify, found shards or arrays in "
+                f"'{place}'; 'eigenshot embed' takes those"
+            )
+        if layout.note:
+            reporter.note(layout.note)
         if place.expanduser().is_dir():
             folder = load_folder(
                 place,

@@ -12,8 +12,9 @@ from typing import IO, Any
 import numpy as np
 from torch import nn
 
-from eigenshot.data.naming import choose_split
-from eigenshot.data.opening import open_source
+from eigenshot.data.findings import count_images
+from eigenshot.data.naming import choose_split, folder_of
+from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
 from eigenshot.data.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
@@ -22,8 +23,6 @@ from eigenshot.evaluation.features import encoder_digest, extract_features
 from eigenshot.files import atomic_write
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
-
-_SHOWN = 10
 
 
 def embed(
@@ -40,9 +39,9 @@ def embed(
     """Write the features of ``data`` under the encoder in ``run`` to ``out``, one row an image.
 
     A ``.parquet`` file has the columns ``path`` (of a folder's images, relative to it), ``label``
-    and ``class`` (where there are labels) and ``features`` (a fixed-size list of float32); its
-    schema's metadata has ``eigenshot.encoder`` (the encoder's digest), ``eigenshot.provenance``
-    and ``eigenshot.class_names``, the last two in JSON.
+    and ``class`` (where there are labels; -1 and null where one is unknown) and ``features`` (a
+    fixed-size list of float32); its schema's metadata has ``eigenshot.encoder`` (the encoder's
+    digest), ``eigenshot.provenance`` and ``eigenshot.class_names``, the last two in JSON.
 
     An ``.npz`` file has ``features`` float32 (N, d), and where they are known ``labels`` int64
     (N,), ``class_names`` and ``paths`` (N,); ``encoder`` and ``provenance`` are texts as above.
@@ -51,7 +50,7 @@ def embed(
 
     Parameters
     ----------
-    split : classes of a benchmark; ``"test"`` by default, as in evaluation.
+    split : of a benchmark or of shards; ``"test"`` by default, as in evaluation.
     backbone : for an encoder with a network of the user's own, as `load_encoder` takes it.
     cache : whether features are taken from the cache, and kept there.
     """
@@ -61,7 +60,9 @@ def embed(
     encoder = load_encoder(run, backbone=backbone)
     source = _open(data, encoder, split, reporter)
     _prepare_folder(target)  # before the work: its result must have a place
+    told = len(getattr(source, "unreadable", ()))
     features = extract_features(encoder, source, device=chosen, reporter=reporter, cache=cache)
+    tell_unreadable(source, reporter, told)
     table = _Table(
         features,
         source.labels,
@@ -70,9 +71,13 @@ def embed(
         encoder_digest(encoder),
         json.dumps(encoder.provenance, sort_keys=True),
     )
-    with atomic_write(target) as handle:
-        (_write_npz if target.suffix.lower() == ".npz" else _write_parquet)(handle, table)
-    reporter.note(f"{len(features):,} images, {features.shape[1]:,} features each")
+    try:
+        with atomic_write(target) as handle:
+            (_write_npz if target.suffix.lower() == ".npz" else _write_parquet)(handle, table)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot write features to '{target}': {reason}") from error
+    reporter.note(f"{count_images(len(features))}, {features.shape[1]:,} features each")
     return target
 
 
@@ -95,10 +100,15 @@ def _check_target(out: str | Path, data: Any) -> Path:
         raise UserError(f"expected a file to write features to, found a folder: '{out}'")
     if target.suffix.lower() not in (".npz", ".parquet"):
         raise UserError(f"features go to a .parquet or an .npz file, found '{out}'")
-    if isinstance(data, str | os.PathLike):
-        given = Path(data).expanduser()
-        if target.exists() and given.exists() and given.samefile(target):
+    given = folder_of(data)
+    if given is not None and given.exists():
+        if target.exists() and given.samefile(target):
             raise UserError(f"'{out}' holds the images themselves; name another file for features")
+        if given.is_dir() and target.resolve().is_relative_to(given.resolve()):
+            raise UserError(
+                f"'{out}' lies among the images in '{given}', where it would be taken for some of "
+                "them; name a file elsewhere for features"
+            )
     if target.suffix.lower() == ".parquet":
         _import_pyarrow()
     return target
@@ -121,19 +131,13 @@ def _open(data: Any, encoder: Encoder, split: str | None, reporter: Reporter) ->
         data,
         image_size=encoder.preprocessing.image_size,
         channels=encoder.preprocessing.channels,
-        split=split or choose_split(data, "test"),
-        reading=Reading(progress=reporter.counting("reading images")),
+        split=split or choose_split(data, "test", reporter),
+        reading=Reading(
+            progress=reporter.counting("reading images"), note=reporter.note, quiet=True
+        ),
         reporter=reporter,
     )
-    note = getattr(source, "note", None)
-    if note:
-        reporter.note(note)
-    unreadable = getattr(source, "unreadable", ())
-    if unreadable:
-        shown = "; ".join(f"{path} ({reason})" for path, reason in unreadable[:_SHOWN])
-        more = f"; and {len(unreadable) - _SHOWN} more" if len(unreadable) > _SHOWN else ""
-        files = "1 file has" if len(unreadable) == 1 else f"{len(unreadable)} files have"
-        reporter.warn(f"{files} no row, being unreadable: {shown}{more}")
+    tell_passed_over(source, reporter)
     return source
 
 
@@ -161,7 +165,7 @@ def _write_parquet(handle: IO[bytes], table: _Table) -> None:
     if table.labels is not None:
         columns["label"] = arrow.array(table.labels)
         if names:
-            classes = [names[label] for label in table.labels.tolist()]
+            classes = [names[label] if label >= 0 else None for label in table.labels.tolist()]
             columns["class"] = arrow.array(classes, arrow.string())
     columns["features"] = arrow.FixedSizeListArray.from_arrays(
         arrow.array(table.features.reshape(-1)), table.features.shape[1]

@@ -21,11 +21,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from eigenshot.data.cache import cache_folder
+from eigenshot.collective import rank
+from eigenshot.data.cache import CacheUnavailable, cache_folder
 from eigenshot.data.opening import as_images
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
+from eigenshot.evaluation.sharded import Rows, from_first, put_together, share
 from eigenshot.hardware import package_version
 from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import read_tensors, write_tensors
@@ -35,10 +37,13 @@ LIMIT_VARIABLE = "EIGENSHOT_CACHE_LIMIT_MB"
 DEFAULT_LIMIT_MB = 2048.0
 
 # Raised whenever our own code gives other features for the same weights and pixels.
-_VERSION = 1
+_VERSION = 2
 
 # A hidden file of this age was left by a killed writer; a younger one may still be written.
 _LEFTOVER_SECONDS = 3600.0
+
+# Images that make whole batches, whatever batch the encoder chooses for its device.
+_WHOLE_BATCHES = 1024
 
 # What the header of an entry takes beside the features, amply.
 _HEADER_BYTES = 4096
@@ -49,9 +54,10 @@ def extract_features(
     source: Any,
     *,
     device: torch.device | str = "cpu",
-    batch_size: int = 256,
+    batch_size: int | None = None,
     reporter: Reporter | None = None,
     cache: bool = True,
+    together: bool = False,
 ) -> np.ndarray:
     """Features of all images of ``source``, float32 ``(N, out_features)``, in eval mode.
 
@@ -62,29 +68,39 @@ def extract_features(
     ----------
     source : a source, or anything else that `Encoder.transform` takes.
     cache : False neither reads nor writes the cache. A backbone with modules of the user's own is
-        never cached: its weights do not tell what its code computes.
+        never cached: its weights do not tell what its code computes. Nor is a streamed source: it
+        knows its files by their outside, and what they hold may change unseen.
+    together : several processes call this at the same time, each with a device of its own. Each
+        computes the features of its share of the images; all return those of all images. Only the
+        first one looks into the cache.
     """
     reporter = reporter or Reporter()
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise UserError(f"expected a batch size of at least 1, found {batch_size}")
     images = as_images(
         source,
         image_size=encoder.preprocessing.image_size,
         channels=encoder.preprocessing.channels,
     )
-    if not (cache and _code_is_known(encoder.backbone)):
-        return _compute(encoder, images, device, batch_size, reporter)
-    limit = _limit_bytes()  # a wrong limit is refused before the work, not after it
-    header = _identity(encoder, images, device)
+    streamed = getattr(images, "reader", None) == "streamed"
+    cache = cache and not streamed and _code_is_known(encoder.backbone)
+    limit = _limit_bytes() if cache else 0.0  # a wrong one is refused before the work
+    cache = cache and not (together and rank() > 0)
     shape = (len(images), encoder.out_features)
-    file = _entry(header)
-    if file is not None:
-        stored = _load(file, header, shape, reporter)
-        if stored is not None:
+    stored = None
+    if cache:
+        header = _identity(encoder, images, device)
+        file = _entry(header)
+        stored = None if file is None else _load(file, header, shape, reporter)
+        if file is not None and stored is not None:
             reporter.note(f"features of {images.name} taken from the cache ({_shortened(file)})")
-            return stored
-    features = _compute(encoder, images, device, batch_size, reporter)
-    _store(file, features, header, limit, reporter)
+    if together:
+        stored = from_first(stored, shape, device=device)
+    if stored is not None:
+        return stored
+    features = _compute(encoder, images, device, batch_size, reporter, together)
+    if cache:
+        _store(file, features, header, limit, reporter)
     return features
 
 
@@ -115,12 +131,21 @@ def _compute(
     encoder: Encoder,
     images: Source,
     device: torch.device | str,
-    batch_size: int,
+    batch_size: int | None,
     reporter: Reporter,
+    together: bool,
 ) -> np.ndarray:
-    return encoder.transform(
-        images, batch_size=batch_size, device=device, progress=reporter.counting("features")
-    )
+    unit = batch_size or _WHOLE_BATCHES
+    part = share(len(images), unit) if together else slice(0, len(images))
+    own = np.empty((0, encoder.out_features), dtype=np.float32)
+    if part.start < part.stop:
+        own = encoder.transform(
+            Rows(images, part) if together else images,
+            batch_size=batch_size,
+            device=device,
+            progress=reporter.counting("features"),
+        )
+    return put_together(own, len(images), unit, device=device) if together else own
 
 
 def _code_is_known(backbone: nn.Module) -> bool:
@@ -162,7 +187,7 @@ def _entry(header: dict[str, Any]) -> Path | None:
     key = hashlib.blake2b(_canonical(header), digest_size=16).hexdigest()
     try:
         return cache_folder() / "features" / f"{key}.safetensors"
-    except RuntimeError:  # no home folder can be told
+    except CacheUnavailable:  # no home folder can be told
         return None
 
 
@@ -210,7 +235,7 @@ def _store(
                 return
             reason = f"they take more than {LIMIT_VARIABLE}, {limit / 2**20:g} MiB"
         except OSError as error:
-            reason = (error.strerror or type(error).__name__).lower()
+            reason = f"{file.parent}: {(error.strerror or type(error).__name__).lower()}"
     reporter.note(f"features are not kept in the cache: {reason}")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import Classifier, get_classifier
 from eigenshot.evaluation.episodes import Episodes, draw_episodes
+from eigenshot.evaluation.sharded import put_together, share
 from eigenshot.evaluation.tables import checked_features
 from eigenshot.evaluation.transforms import Transform, transform_features
 
@@ -69,6 +70,7 @@ def evaluate_fewshot(
     interval: Interval = "normal",
     class_names: tuple[str, ...] = (),
     device: torch.device | str | None = None,
+    together: bool = False,
 ) -> FewShotResult:
     """Accuracy of a small classifier over seeded few-shot episodes.
 
@@ -87,6 +89,8 @@ def evaluate_fewshot(
     support_views : ``(N, k, d)``, features of k random views of each image; they join the support.
     interval : ``"normal"`` or ``"student"`` (Student's t, wider for few episodes).
     device : where to compute; by default where the features are.
+    together : several processes call this at the same time with the same features. Each works on
+        its share of the episodes; all return the result of all.
 
     Returns
     -------
@@ -113,7 +117,7 @@ def evaluate_fewshot(
     prepared = _Prepared(
         table, transform or ("l2" if normalize else "none"), base_mean, support_views, device
     )
-    per_episode = 100.0 * _accuracies(prepared, tasks, chosen, checked)
+    per_episode = 100.0 * _accuracies(prepared, tasks, chosen, checked, together)
     return FewShotResult(
         accuracy=float(per_episode.mean()),
         ci95=half_width(per_episode, interval),
@@ -176,7 +180,11 @@ def rows_of(table: Tensor, indices: Tensor) -> Tensor:
 
 
 def _accuracies(
-    prepared: _Prepared, tasks: Episodes, classifier: Classifier, options: dict[str, Any]
+    prepared: _Prepared,
+    tasks: Episodes,
+    classifier: Classifier,
+    options: dict[str, Any],
+    together: bool,
 ) -> np.ndarray:
     """Share of right answers of each task, ``(episodes,)``; in chunks, so memory is bounded."""
     _, ways, shots = tasks.support.shape
@@ -188,7 +196,8 @@ def _accuracies(
     answers = torch.arange(ways, device=device).repeat_interleave(queries)
     # Made first: small results kept between large pieces would leave the heap full of holes.
     shares = np.empty(len(tasks))
-    for start in range(0, len(tasks), chunk):
+    own = share(len(tasks), chunk) if together else slice(0, len(tasks))
+    for start in range(own.start, own.stop, chunk):
         part = slice(start, start + chunk)
         support = torch.from_numpy(tasks.support[part]).flatten(1).to(device)
         query = torch.from_numpy(tasks.query[part]).flatten(1).to(device)
@@ -196,7 +205,7 @@ def _accuracies(
             prepared.support(support), labels, rows_of(prepared.features, query), **options
         )
         shares[part] = (scores.argmax(dim=2) == answers).double().mean(dim=1).cpu().numpy()
-    return shares
+    return put_together(shares[own], len(tasks), chunk, device=device) if together else shares
 
 
 def half_width(values: np.ndarray, interval: Interval = "normal") -> float:

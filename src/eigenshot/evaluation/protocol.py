@@ -1,4 +1,8 @@
-"""The protocols as the command line runs them: an encoder, a data set, a table of results."""
+"""The protocols as the command line runs them: an encoder, a data set, a table of results.
+
+Several processes that evaluate together all call these functions, with the same arguments: they
+share out images and episodes, and all return the same result.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from eigenshot.data.augment import View
-from eigenshot.data.naming import choose_split, is_benchmark, pretraining_split
-from eigenshot.data.opening import channel_statistics, open_source, tell_passed_over
+from eigenshot.data.labelled import with_known_labels
+from eigenshot.data.naming import choose_split, label_advice, pretraining_split
+from eigenshot.data.opening import (
+    channel_statistics,
+    open_source,
+    tell_passed_over,
+    tell_unreadable,
+)
 from eigenshot.data.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
@@ -53,13 +63,17 @@ class Bench:
         self.encoder = load_encoder(self.run, backbone=self.backbone)
 
     def open(self, data: Any, split: str | None) -> Source:
-        """``data`` in the encoder's own shape; ``split`` holds for benchmarks only."""
+        """``data`` in the encoder's own shape; ``split`` of what has splits."""
         source = open_source(
             data,
             image_size=self.encoder.preprocessing.image_size,
             channels=self.encoder.preprocessing.channels,
             split=split,
-            reading=Reading(progress=self.reporter.counting("reading images")),
+            reading=Reading(
+                progress=self.reporter.counting("reading images"),
+                note=self.reporter.note,
+                quiet=True,
+            ),
             reporter=self.reporter,
         )
         tell_passed_over(source, self.reporter)
@@ -68,14 +82,16 @@ class Bench:
     def open_labelled(
         self, data: Any, split: str | None, default: str
     ) -> tuple[Source, np.ndarray]:
-        """A source and its labels; of a benchmark the classes of ``split``, else ``default``."""
-        source = self.open(data, split or choose_split(data, default))
+        """A source and its labels; of what has splits ``split``, else ``default``.
+
+        Images whose label is unknown are left out, and how many is said.
+        """
+        source = self.open(data, split or choose_split(data, default, self.reporter))
         if source.labels is None:
-            raise UserError(
-                f"'{data}' has no labels; evaluation needs a sub-folder a class, "
-                "or an .npz file with 'labels'"
-            )
-        return source, source.labels
+            raise UserError(f"'{source.name}' has no labels; evaluation needs {label_advice(data)}")
+        known = with_known_labels(source, self.reporter)
+        assert known.labels is not None
+        return known, known.labels
 
     def suited(self, source: Source) -> Encoder:
         """The encoder with the normalisation that is asked for this source."""
@@ -87,9 +103,13 @@ class Bench:
 
     def features(self, source: Source) -> np.ndarray:
         """Features of a source, ``(N, d)``, from the cache where they are known."""
-        return extract_features(
-            self.suited(source), source, device=self.device, reporter=self.reporter
+        told = len(getattr(source, "unreadable", ()))
+        suited = self.suited(source)
+        features = extract_features(
+            suited, source, device=self.device, reporter=self.reporter, together=True
         )
+        tell_unreadable(source, self.reporter, told)
+        return features
 
 
 def fewshot_of_run(
@@ -124,7 +144,12 @@ def fewshot_of_run(
     check_transform(transform)
     if transform == "centre" and base is None:
         raise UserError("the transform 'centre' needs --base, the images of the training")
-    if select_on is not None and _same(select_on, data) and not is_benchmark(data):
+    split = split or choose_split(data, "test", bench.reporter)
+    if (
+        select_on is not None
+        and _same(select_on, data)
+        and choose_split(select_on, "validation", bench.reporter) == split
+    ):
         raise UserError(
             "--select-on and --data are the same images: settings chosen on what is then "
             "reported would flatter the result; give validation images of other classes"
@@ -143,7 +168,7 @@ def fewshot_of_run(
     features = bench.features(source)
     base_mean = None
     if base is not None:
-        train = bench.open(base, pretraining_split(base))
+        train = bench.open(base, pretraining_split(base, bench.reporter))
         base_mean = bench.features(train).mean(axis=0)
     views = None
     if support_views:
@@ -182,6 +207,7 @@ def fewshot_of_run(
             interval=interval,
             class_names=source.class_names,
             device=bench.device,
+            together=True,
             **common,
         )
         results.append((result, selected))
@@ -193,6 +219,18 @@ def _same(one: Any, other: Any) -> bool:
     if not isinstance(one, str | Path) or not isinstance(other, str | Path):
         return one is other
     return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+
+
+def _open_pair(bench: Bench, train: Any, test: Any) -> tuple[Source, Source]:
+    """Images to learn from and others to test on."""
+    train_source, _ = bench.open_labelled(train, None, "train")
+    test_source, _ = bench.open_labelled(test, None, "test")
+    if train_source.fingerprint == test_source.fingerprint:
+        raise UserError(
+            f"--train and --test are the same images ({train_source.name}): accuracy on what was "
+            "learned from says nothing; give other images to test on"
+        )
+    return train_source, test_source
 
 
 def linear_of_run(
@@ -208,8 +246,7 @@ def linear_of_run(
     seed: int = 0,
 ) -> LinearResult:
     """Linear evaluation: trained on ``train``, measured on ``test``, both of the same classes."""
-    train_source, _ = bench.open_labelled(train, None, "train")
-    test_source, _ = bench.open_labelled(test, None, "test")
+    train_source, test_source = _open_pair(bench, train, test)
     if exact:
         train_labels, test_labels = aligned_labels(train_source, test_source)
         return linear_exact(
@@ -245,8 +282,7 @@ def knn_of_run(
     bench: Bench, train: Any, test: Any, *, neighbours: int = 200, temperature: float = 0.1
 ) -> float:
     """Accuracy in percent of the weighted vote of the nearest ``train`` images on ``test``."""
-    train_source, _ = bench.open_labelled(train, None, "train")
-    test_source, _ = bench.open_labelled(test, None, "test")
+    train_source, test_source = _open_pair(bench, train, test)
     train_labels, test_labels = aligned_labels(train_source, test_source)
     return knn_accuracy(
         bench.features(train_source),

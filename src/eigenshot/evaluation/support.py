@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 import torch
 
 from eigenshot.data.folder import load_folder
-from eigenshot.data.naming import is_picture_folder
-from eigenshot.data.opening import as_images
+from eigenshot.data.labelled import with_known_labels
+from eigenshot.data.naming import choose_split, is_picture_folder
+from eigenshot.data.opening import as_images, open_source
 from eigenshot.data.reader import DecodedSource
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Preprocessing
@@ -35,15 +37,19 @@ def open_support(
     labels: Any,
     shape: Preprocessing,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    split: str = "train",
 ) -> Support:
     """The support in the shape an encoder takes.
 
     Parameters
     ----------
     images : a folder with a sub-folder a class, or whatever `Encoder.transform` takes.
-    labels : one an image; None takes them from the folder or source.
+    labels : one an image; None takes them from the folder or source, where images whose label is
+        unknown are left out with a warning.
+    split : what is taken of data that have splits.
     """
-    source = _open(images, shape, progress)
+    source = _open(images, shape, progress, split)
     names = tuple(f"image {row}" for row in range(len(source)))
     unreadable: tuple[tuple[str, str], ...] = ()
     if isinstance(source, DecodedSource) and source.paths is not None:
@@ -56,6 +62,14 @@ def open_support(
         return Support(source, check_labels(labels, len(source)), names, unreadable)
     if source.labels is None:
         raise UserError("expected labels, one an image, found none")
+    known = np.flatnonzero(source.labels >= 0)
+    if len(known) < len(source):
+        warnings.warn(
+            f"left out {len(source) - len(known)} of {len(source)} images of {source.name} "
+            "whose label is unknown",
+            stacklevel=3,
+        )
+        source, names = with_known_labels(source), tuple(names[row] for row in known)
     return Support(source, np.array(source.class_names)[source.labels], names, unreadable)
 
 
@@ -69,7 +83,9 @@ def check_labels(labels: Any, images: int) -> np.ndarray:
     return array
 
 
-def _open(images: Any, shape: Preprocessing, progress: Callable[[int, int], None] | None) -> Source:
+def _open(
+    images: Any, shape: Preprocessing, progress: Callable[[int, int], None] | None, split: str
+) -> Source:
     if isinstance(images, str | os.PathLike) and is_picture_folder(images):
         path = Path(images).expanduser()
         if not path.is_file():
@@ -81,7 +97,16 @@ def _open(images: Any, shape: Preprocessing, progress: Callable[[int, int], None
                 max_unreadable=1.0,
                 progress=progress,
             )
-    return as_images(images, image_size=shape.image_size, channels=shape.channels)
+    chosen = support_split(images, split)
+    if chosen is None:
+        return as_images(images, image_size=shape.image_size, channels=shape.channels)
+    return open_source(images, image_size=shape.image_size, channels=shape.channels, split=chosen)
+
+
+def support_split(images: Any, split: str) -> str | None:
+    """What is taken of named data where ``split`` is wanted; None where they have no splits."""
+    named = isinstance(images, str | os.PathLike) and not Path(images).expanduser().is_file()
+    return choose_split(images, split) if named else None
 
 
 def _check_every_class(images: Any, source: DecodedSource) -> None:

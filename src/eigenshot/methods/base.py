@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eigenshot.networks import Backbone
+from eigenshot.networks import Backbone, Projector
 from eigenshot.networks.halves import halves_apart
+from eigenshot.networks.projector import Standardize
 
 
 class Interpolation(Protocol):
@@ -31,6 +34,10 @@ class Method(nn.Module):
     method by name: it calls, in this order, ``draw``, ``forward``, the optimiser and
     ``after_step``.
 
+    A subclass that has an ``objective`` too, with ``forward`` equal to
+    ``objective(*represent(view_a, view_b, drawn), drawn)``, can have the loss of a whole batch that
+    goes through the network in parts (`eigenshot.training.accumulation`).
+
     Parameters
     ----------
     backbone : the network that is kept after training.
@@ -44,7 +51,7 @@ class Method(nn.Module):
         self.projector = projector
         self.joint = False  # whether both views take one pass; the numbers are the same
 
-    def draw(self, batch_size: int, generator: np.random.Generator) -> Any | None:
+    def draw(self, batch_size: int, generator: np.random.Generator, blocks: int = 1) -> Any | None:
         """The random choices of one step that are made on the host, or None.
 
         What is returned here is handed to ``forward`` as its third argument. Keeping the choice
@@ -52,8 +59,34 @@ class Method(nn.Module):
 
         Where several processes train together, ``batch_size`` is that of this rank's block, and
         every rank is handed the same generator: what is drawn alike is alike on all ranks.
+
+        A batch that goes through the network in parts has that many ``blocks``, one after the
+        other and of one size. What is drawn then has ``part(index, count)``, the choices of one
+        of them, so no image may need another block's.
         """
         return None
+
+    def represent(
+        self, view_a: Tensor, view_b: Tensor, drawn: Any | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the loss is computed from, one row an image: ``(batch, K)`` for each view.
+
+        It is the projector's output before the `Standardize` at its end, the last place where an
+        image's row depends on no other part of the batch, batch normalisation aside.
+        """
+        with _without_standardize(self.projector):
+            return self.embed_pair(view_a, view_b, drawn)
+
+    def standardised(self, rows: Tensor) -> Tensor:
+        """Embeddings of one view from its rows of `represent`, ``(batch, K)`` to the same shape."""
+        _, last = _split(self.projector)
+        return rows if last is None else last(rows)
+
+    def objective(
+        self, rows_a: Tensor, rows_b: Tensor, drawn: Any | None = None
+    ) -> dict[str, Tensor]:
+        """Loss terms, as of ``forward``, from the rows of `represent`, each ``(batch, K)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no objective")
 
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings z of normalised images: ``(batch, C, H, W)`` to ``(batch, K)``."""
@@ -93,3 +126,35 @@ class Method(nn.Module):
 
     def after_step(self) -> None:
         """Called after every optimiser step: moving averages, queues."""
+
+
+def _split(projector: nn.Module) -> tuple[nn.Module, Standardize | None]:
+    """A projector as what comes before the `Standardize` at its end, and that, if it has one."""
+    layers = projector.layers if isinstance(projector, Projector) else projector
+    if isinstance(layers, Standardize):
+        return nn.Identity(), layers
+    last = layers[-1] if isinstance(layers, nn.Sequential) and len(layers) else None
+    if not isinstance(layers, nn.Sequential) or not isinstance(last, Standardize):
+        return projector, None
+    return layers[:-1], last
+
+
+@contextlib.contextmanager
+def _without_standardize(projector: nn.Module) -> Iterator[None]:
+    """Within the block ``projector`` leaves out the `Standardize` at its end, if it has one.
+
+    Its ``forward`` is replaced, not the layer's: a compiled one may stand in for it, and would not
+    notice a change further down.
+    """
+    before, last = _split(projector)
+    if last is None:
+        yield
+        return
+    standing_in = vars(projector).get("forward")
+    projector.forward = before.forward
+    try:
+        yield
+    finally:
+        del projector.forward
+        if standing_in is not None:
+            projector.forward = standing_in

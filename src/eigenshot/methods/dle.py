@@ -96,6 +96,15 @@ class Mix:
         """The same mix with its tensors on ``device``."""
         return Mix(self.layer, self.coefficient.to(device), self.permutation.to(device))
 
+    def part(self, index: int, count: int) -> Mix:
+        """The mix of block ``index`` of ``count`` equal ones, whose partners are all of the block.
+
+        It is what `DeepLaplacianEigenmapsMethod.draw` gives for ``blocks=count``.
+        """
+        size = len(self.permutation) // count
+        own = self.permutation[index * size : (index + 1) * size]
+        return Mix(self.layer, self.coefficient, own - index * size)
+
 
 class DeepLaplacianEigenmapsMethod(Method):
     """The objective of the paper, L_trace + γ L_const, with interpolation (Algorithm 1).
@@ -161,19 +170,27 @@ class DeepLaplacianEigenmapsMethod(Method):
         # The sum over dimensions is K times the mean, and so is the γ that balances it.
         return self.k_gamma / dimensions if self.reduction == "mean" else self.k_gamma
 
-    def draw(self, batch_size: int, generator: np.random.Generator) -> Mix | None:
+    def draw(self, batch_size: int, generator: np.random.Generator, blocks: int = 1) -> Mix | None:
         """λ, the layer and the permutation of one batch; None when nothing is mixed.
 
-        Where several processes train together, λ and the layer are alike on all and each permutes
-        its own block of ``batch_size`` images: one process with all blocks would do the same with
-        the block-diagonal permutation. ``generator`` must stand at the same place on every rank.
+        Each of ``blocks`` equal parts of the batch is permuted in itself. Where several processes
+        train together, λ and the layer are alike on all and each permutes its own ``batch_size``
+        images: one process with all ranks' blocks would do the same with the block-diagonal
+        permutation. ``generator`` must stand at the same place on every rank.
         """
+        if blocks < 1 or batch_size % blocks:
+            raise UserError(
+                f"expected a batch size that splits into {blocks} equal blocks, found {batch_size}"
+            )
         if self.mixup == "none":
             return None
         coefficient = torch.tensor(generator.beta(self.alpha, self.alpha), dtype=torch.float64)
         layer = int(generator.choice(self.layers)) if self.mixup == "manifold" else 0
-        permutations = [generator.permutation(batch_size) for _ in range(world_size())]
-        return Mix(layer, coefficient, torch.from_numpy(permutations[rank()]))
+        size = batch_size // blocks
+        permutations = [generator.permutation(size) for _ in range(world_size() * blocks)]
+        own = permutations[rank() * blocks : (rank() + 1) * blocks]
+        shifted = [number * size + block for number, block in enumerate(own)]
+        return Mix(layer, coefficient, torch.from_numpy(np.concatenate(shifted)))
 
     def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
         """Loss terms of a batch of positive pairs.
@@ -189,7 +206,16 @@ class DeepLaplacianEigenmapsMethod(Method):
         ``trace`` is this rank's share and ``decorrelation`` is global, so the mean of ``loss`` over
         ranks is the loss of the global batch.
         """
-        z_a, z_b = self.embed_pair(view_a, view_b, mix)
+        # The same as objective(*represent(…)), with the projector in one piece, as it is compiled.
+        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
+
+    def objective(
+        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
+    ) -> dict[str, Tensor]:
+        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
+        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
+
+    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
         trace = trace_loss(self._target(z_a, mix), z_b, self.reduction)
         if self.decorrelate == "none":
             return {

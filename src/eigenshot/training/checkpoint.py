@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eigenshot.collective import any_rank, rank
 from eigenshot.config import CheckpointConfig
 from eigenshot.errors import CorruptFileError, TrainingDiverged
 from eigenshot.files import remove_leftovers
@@ -48,16 +49,22 @@ def save_checkpoint(
     meter: Meter,
     progress: Progress,
 ) -> None:
-    """Write everything a run needs to go on. Weights that are not finite are refused."""
+    """Write everything a run needs to go on. Weights that are not finite are refused.
+
+    Several processes call it together, and the first writes.
+    """
     weights = method.state_dict()
     broken = [
         name
         for name, value in weights.items()
         if value.is_floating_point() and not bool(torch.isfinite(value).all())
     ]
-    if broken:
-        raise TrainingDiverged(f"the weights {', '.join(broken[:3])} are no longer finite")
+    if any_rank(bool(broken), next(method.parameters()).device):
+        named = ", ".join(broken[:3]) or "of another process"
+        raise TrainingDiverged(f"the weights {named} are no longer finite")
     sums, count = meter.state()
+    if rank() != 0:
+        return
     slots, plain = _flatten_optimizer(optimizer.state_dict())
     tensors = {
         **{f"method.{name}": value for name, value in weights.items()},
@@ -172,19 +179,26 @@ class Keeper:
 
     def restore_best(self, progress: Progress) -> None:
         """Finish what a kill between the last and the best checkpoint left undone."""
-        if progress.best_step == progress.step:
+        if progress.best_step == progress.step and rank() == 0:
             link_or_copy(self.folder.last, self.folder.best)
 
-    def due(self, step: int) -> bool:
-        """Whether enough steps or minutes have passed since the last checkpoint."""
-        steps, minutes = self.settings.every_steps, self.settings.every_minutes
-        waited = (time.monotonic() - self._saved_time) / 60
-        return bool((steps and step - self._saved_step >= steps) or (minutes and waited >= minutes))
+    def due_by_steps(self, step: int) -> bool:
+        """Whether enough steps have passed since the last checkpoint."""
+        steps = self.settings.every_steps
+        return bool(steps and step - self._saved_step >= steps)
+
+    def due_by_minutes(self) -> bool:
+        """Whether enough minutes have passed since the last checkpoint, by this process's clock."""
+        minutes = self.settings.every_minutes
+        return bool(minutes and (time.monotonic() - self._saved_time) / 60 >= minutes)
 
     def save(
         self, meter: Meter, progress: Progress, score: float | None = None, by: str = ""
     ) -> None:
-        """Write the last checkpoint; the best one becomes the same when ``score`` is the best."""
+        """Write the last checkpoint; the best one becomes the same when ``score`` is the best.
+
+        Several processes call it together, and the first writes.
+        """
         meter.check_finite()
         is_best = score is not None and (
             progress.best is None or progress.best_by != by or score > progress.best
@@ -192,6 +206,6 @@ class Keeper:
         if is_best:
             progress.best, progress.best_step, progress.best_by = score, progress.step, by
         save_checkpoint(self.folder.last, self.method, self.optimizer, meter, progress)
-        if is_best:
+        if is_best and rank() == 0:
             link_or_copy(self.folder.last, self.folder.best)
         self._saved_step, self._saved_time = progress.step, time.monotonic()

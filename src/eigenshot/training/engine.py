@@ -62,6 +62,8 @@ def _why_not_captured(parts: Parts) -> str | None:
         return "graphs are CUDA's"
     if world_size() > 1:
         return "several processes train together"
+    if parts.config.training.micro_batches > 1:
+        return "a batch goes through the network in parts"
     if not isinstance(parts.source, ArraySource) or not parts.source.pixels.is_cuda:
         return "the images are not on the device"
     return None

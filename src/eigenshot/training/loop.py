@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eigenshot.collective import any_rank, rank, world_size
 from eigenshot.data.order import epoch_batches
 from eigenshot.errors import TrainingDiverged
 from eigenshot.randomness import numpy_generator, torch_generator
@@ -25,6 +26,7 @@ from eigenshot.training.setup import Parts
 
 _DIAGNOSTIC_IMAGES = 512
 _FINITE_CHECK_STEPS = 20
+_VOTE_STEPS = 10  # between votes of several processes: to vote is to wait for the slowest
 
 
 class Interrupted(Exception):
@@ -41,6 +43,9 @@ def train(
 
     Everything random depends on the seed and the step alone, so where a run was interrupted
     leaves no trace in what it learns.
+
+    Several processes run it together, in step: whatever they exchange they exchange in one order.
+    Only the first writes files, looks through ``probe`` and has a reporter that speaks.
     """
     config, method, source = parts.config, parts.method, parts.source
     seed, batch = config.training.seed, int(config.training.batch_size)
@@ -51,7 +56,8 @@ def train(
     meter, progress = Meter(), Progress()
     if going_on:
         progress = load_checkpoint(folder.last, method, optimizer, meter)
-        folder.drop_metrics_after(progress.step)
+        if rank() == 0:
+            folder.drop_metrics_after(progress.step)
         reporter.note(f"going on from step {progress.step} of {total_steps}")
     compile_if_worthwhile(parts, total_steps - progress.step, reporter)
     step = create_step(parts, optimizer, meter, reporter)
@@ -60,12 +66,22 @@ def train(
         keeper.restore_best(progress)
     watch = _Stopwatch(progress, batch)
     health = _Health(parts, reporter)
+    probing = config.probe.kind != "none"
 
     with Interruption() as interruption, MetricsLog(folder, config.logging, progress.step) as log:
+        pauses = _Pauses(interruption, keeper, parts.fabric.device)
         reporter.begin(total_steps, progress.step)
         while progress.step < total_steps:
             epoch, first = divmod(progress.step, steps_an_epoch)
-            batches = epoch_batches(source, seed=seed, epoch=epoch, batch_size=batch, first=first)
+            batches = epoch_batches(
+                source,
+                seed=seed,
+                epoch=epoch,
+                batch_size=batch,
+                first=first,
+                epochs=config.training.epochs,
+                share=(rank(), world_size()),
+            )
             method.train()
             for position, rows in enumerate(batches, first):
                 rate = learning_rate(
@@ -81,10 +97,11 @@ def train(
                 if reporter.due():
                     reporter.advance(progress.step, watch.images_per_second(), meter.own_means())
                 if position + 1 < steps_an_epoch:  # at the end of an epoch its metrics come first
-                    if interruption.requested or keeper.due(progress.step):
+                    save, stop = pauses(progress.step)
+                    if save or stop:
                         watch.stop()
                         keeper.save(meter, progress)
-                    if interruption.requested:
+                    if stop:
                         raise Interrupted
             meter.check_finite()
             record: dict[str, Any] = {
@@ -95,24 +112,46 @@ def train(
                 **health().as_metrics(),
                 "images_per_second": round(watch.images_per_second(), 1),
             }
-            probed = probe is not None and (epoch + 1) % config.probe.every == 0
+            probed = probing and (epoch + 1) % config.probe.every == 0
             if probe is not None and (probed or progress.step == total_steps):
                 record.update(probe(parts.encoder, method, parts.fabric.device))
             watch.stop()
             log.write({**record, "seconds": round(progress.seconds, 3)})
             reporter.epoch(record)
             meter.reset()
-            ended = progress.step == total_steps or interruption.requested
-            if ended or probed or keeper.due(progress.step):
+            save, stop = pauses(progress.step, epoch_ends=True)
+            if save or stop or probed or progress.step == total_steps:
                 if "probe_accuracy" in record:
                     keeper.save(meter, progress, record["probe_accuracy"], by="probe")
-                elif probe is None:
+                elif not probing:
                     keeper.save(meter, progress, -record["loss"], by="loss")
                 else:
                     keeper.save(meter, progress)
-            if interruption.requested and progress.step < total_steps:
+            if stop and progress.step < total_steps:
                 raise Interrupted
     return progress
+
+
+class _Pauses:
+    """When to save and when to stop, alike on all processes.
+
+    A signal may reach one process only, and every one has a clock of its own. Several processes
+    therefore vote, every ten steps and at the end of an epoch; a single one asks itself after every
+    step.
+    """
+
+    def __init__(self, interruption: Interruption, keeper: Keeper, device: torch.device) -> None:
+        self.interruption = interruption
+        self.keeper = keeper
+        self.device = device
+
+    def __call__(self, step: int, *, epoch_ends: bool = False) -> tuple[bool, bool]:
+        """Whether a checkpoint is due after ``step`` steps, and whether the run is to stop."""
+        by_steps = self.keeper.due_by_steps(step)
+        if world_size() > 1 and step % _VOTE_STEPS and not epoch_ends:
+            return by_steps, False
+        by_minutes = any_rank(self.keeper.due_by_minutes(), self.device)
+        return by_steps or by_minutes, any_rank(self.interruption.requested, self.device)
 
 
 class _Stopwatch:
@@ -166,7 +205,8 @@ class _Health:
         ]
         for buffer, value in kept:
             buffer.copy_(value)
-        if not all(bool(torch.isfinite(z).all()) for z in embeddings):
+        finite = all(bool(torch.isfinite(z).all()) for z in embeddings)
+        if any_rank(not finite, device):
             raise TrainingDiverged("the embeddings are no longer finite")
         result = diagnose(*embeddings)
         if result.collapse and not self._warned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from eigenshot.collective import rank
 from eigenshot.config import LoggingConfig
 from eigenshot.errors import UserError
 from eigenshot.training.runfolder import RunFolder
@@ -20,12 +21,13 @@ def check_tensorboard(settings: LoggingConfig) -> None:
 
 
 class MetricsLog:
-    """Writes one record an epoch."""
+    """Writes one record an epoch; of several processes, the first alone."""
 
     def __init__(self, folder: RunFolder, settings: LoggingConfig, step: int) -> None:
         self.folder = folder
+        self._writes = rank() == 0
         self._board: Any = None
-        if settings.tensorboard:
+        if settings.tensorboard and self._writes:
             from torch.utils.tensorboard import SummaryWriter
 
             # What was logged after the checkpoint happens again; what was logged at it stays.
@@ -34,7 +36,8 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append ``record``, which has ``"step"`` and numbers by name."""
-        self.folder.log(record)
+        if self._writes:
+            self.folder.log(record)
         if self._board is not None:
             for name, value in record.items():
                 if name not in ("step", "epoch"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,39 +12,42 @@ from typing import Any
 import torch
 from torch import nn
 
+from eigenshot.collective import mean_over_ranks, rank
 from eigenshot.config import Config
-from eigenshot.data.naming import choose_split, is_benchmark
-from eigenshot.data.opening import open_source, tell_passed_over
+from eigenshot.data.naming import choose_split
+from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
+from eigenshot.data.order import window_in_use
 from eigenshot.data.reader import Reading
+from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, encoder_path, initialise_from
-from eigenshot.errors import TrainingDiverged, UserError
+from eigenshot.errors import TrainingDiverged
 from eigenshot.files import write_json
-from eigenshot.hardware import choose_device, environment
+from eigenshot.hardware import environment
 from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.engine import seconds_a_step
-from eigenshot.training.loop import train
-from eigenshot.training.metrics import check_tensorboard
+from eigenshot.training.launch import (
+    all_or_none,
+    launch,
+    parting,
+    processes,
+    require_agreement,
+)
+from eigenshot.training.loop import Interrupted, train
+from eigenshot.training.plan import Plan, make_plan
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import (
-    Parts,
-    adopt_choices,
-    build,
-    check_parts,
-    load_source,
-    resolve_batch,
-    resolve_size,
-)
+from eigenshot.training.setup import Parts, build, load_source, resolve_batch
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder, what was learned, and how it went."""
+    """A finished run: its folder, what was learned, how it went, and which process this is."""
 
     folder: Path
     encoder: Encoder
     summary: dict[str, Any]
+    rank: int = 0
 
 
 def pretrain(
@@ -55,6 +59,8 @@ def pretrain(
     initial: str | Path | None = None,
     backbone: nn.Module | None = None,
     device: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
     reporter: Reporter | None = None,
 ) -> Run:
     """Learn an encoder from unlabelled images and leave it in a run folder.
@@ -66,88 +72,127 @@ def pretrain(
     resume : go on from the last checkpoint in ``out``; from the start when there is none.
     initial : an encoder file or state dict to start from.
     backbone : a module of the caller's, instead of ``config.backbone``.
+    devices, nodes : processes a machine, each with a device of its own, and machines. They train
+        together, on equal blocks of every batch, and all return. Those of this machine are started
+        by running the caller's script again; under torchrun and srun they are there already.
     """
-    # Steps and trials seed torch's own generator; outside, the caller's stays as it was.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices), reporter or Reporter() as shown:
-        return _pretrain(data, config, RunFolder(out), resume, initial, backbone, device, shown)
+    here, machines = processes(devices, nodes, os.environ)
+    with reporter or Reporter() as shown:
+        with torch.random.fork_rng([]):  # networks on trial
+            plan = make_plan(
+                data,
+                config,
+                RunFolder(out),
+                resume=resume,
+                initial=initial,
+                backbone=backbone,
+                device=device,
+                processes=here * machines,
+            )
+        # From here on a process that fails alone would leave the others waiting for it.
+        fabric = launch(plan.device, here, machines)
+        # Steps and trials seed torch's own generator; outside, the caller's stays as it was.
+        own = [fabric.device.index] if fabric.device.type == "cuda" else []
+        with torch.random.fork_rng(own), parting(fabric, Interrupted):
+            return _run(plan, fabric, shown if rank() == 0 else Reporter())
 
 
-def _pretrain(
-    data: Any,
-    config: Config,
-    folder: RunFolder,
-    resume: bool,
-    initial: str | Path | None,
-    backbone: nn.Module | None,
-    device: str,
-    reporter: Reporter,
-) -> Run:
-    folder.check(resume)
-    started = resume and folder.started
-    chosen = choose_device(device)
-    check_tensorboard(config.logging)
-    if started:
-        config = adopt_choices(config, folder.read_config())
-    config = resolve_size(config, data, chosen)
-    # What can be known to be wrong is said before thousands of images are read.
-    check_parts(config, own_backbone=backbone is not None)
-    if initial is not None:
-        encoder_path(initial)
-    if started:
-        folder.check_settings(config)
-    source = load_source(config, data, chosen, reporter)
-    config = resolve_batch(config, source, chosen)
-    if started:
-        folder.check_settings(config)  # what is in memory or not may be another choice now
-    parts = build(config, source, chosen, backbone=backbone, initial=initial)
-    probe = _open_probe(config, data, reporter)
-    identity = _identity(parts, initial)
-    if started:
-        folder.check_data(identity)
-        if folder.finished:
+def _run(plan: Plan, fabric: Any, reporter: Reporter) -> Run:
+    """Read the images, train, leave the encoder; every process does, and the first writes."""
+    folder, config = plan.folder, plan.config
+    require_agreement(
+        fabric,
+        (plan.started, plan.going_on, plan.finished),
+        f"the processes see different files in '{folder.path}'; --out must be a folder that all "
+        "machines share",
+    )
+    with all_or_none(fabric):
+        source = load_source(config, plan.data, plan.device, reporter)
+    told = len(getattr(source, "unreadable", ()))
+    try:
+        _agree_on_images(source, fabric)
+        with all_or_none(fabric):
+            config = resolve_batch(config, source, plan.device, fabric.world_size)
+            if plan.started:
+                folder.check_settings(config)  # what is in memory or not may be another choice now
+            parts = build(
+                config,
+                source,
+                plan.device,
+                backbone=plan.backbone,
+                initial=plan.initial,
+                fabric=fabric,
+            )
+            probe = _open_probe(config, plan.data, reporter) if rank() == 0 else None
+            identity = _identity(parts, plan.initial)
+            if plan.started:
+                folder.check_data(identity)
+            if not plan.going_on and not plan.finished and rank() == 0:
+                if plan.resume:
+                    reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
+                folder.start(config, identity)
+        if plan.finished:
             reporter.note(f"'{folder.path}' is finished already")
             return _read_finished(folder, parts)
-    going_on = started and folder.last.exists()
-    if not going_on:
-        if resume:
-            reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
-        folder.start(config, identity)
-        _announce(parts, reporter)
+        if fabric.world_size > 1:  # measured by all, and what depends on it is alike on all
+            seconds = torch.tensor(seconds_a_step(parts), device=fabric.device)
+            parts.seconds_a_step = float(mean_over_ranks(seconds))
+        if not plan.going_on:
+            _announce(parts, reporter)
+        told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
+        progress = _train(parts, folder, probe, reporter, plan.going_on)
+    finally:
+        tell_unreadable(source, reporter, told)  # a stream has found them on its way
+        if callable(close := getattr(source, "close", None)):  # and has workers
+            close()
+    summary = _finish(parts, folder, progress) if rank() == 0 else {}
+    return Run(folder.path, parts.encoder, fabric.broadcast(summary), rank())
+
+
+def _agree_on_images(source: Source, fabric: Any) -> None:
+    """See to it that all processes have the same images in the same order."""
+    reader = getattr(source, "reader", "resident")
+    require_agreement(
+        fabric,
+        (len(source), source.fingerprint, reader == "streamed"),
+        f"the processes found different images in '{source.name}', or read them in different ways; "
+        "all machines must see the same ones, and data.reader=streamed or mapped settles the way",
+    )
+    if reader == "streamed":  # each has measured its own machine's memory
+        source.window = fabric.broadcast(source.window)  # type: ignore[attr-defined]
+
+
+def _train(
+    parts: Parts, folder: RunFolder, probe: Probe | None, reporter: Reporter, going_on: bool
+) -> Progress:
     try:
-        progress = train(parts, folder, probe, reporter, going_on=going_on)
+        return train(parts, folder, probe, reporter, going_on=going_on)
     except TrainingDiverged as error:
         kept = f"the last good checkpoint stands in '{folder.last.parent}'"
         kept = kept if folder.last.exists() else "no checkpoint had been written yet"
         raise TrainingDiverged(f"{error}; {kept}") from error
-    finally:
-        if callable(close := getattr(source, "close", None)):  # a stream has workers
-            close()
-    return _finish(parts, folder, progress)
 
 
 def _open_probe(config: Config, data: Any, reporter: Reporter) -> Probe | None:
     if config.probe.kind == "none":
         return None
-    if not config.probe.data and not is_benchmark(data):
-        raise UserError(
-            "the probe needs labelled images: --set probe.data=FOLDER with a sub-folder a class"
-        )
     probed = config.probe.data or data
     source = open_source(
         probed,
         image_size=int(config.data.image_size),
         channels=config.data.channels,
-        split=choose_split(probed, "validation"),
+        split=choose_split(probed, "validation", reporter),
         seed=config.data.seed,
         reading=Reading(
             max_unreadable=config.data.max_unreadable,
             progress=reporter.counting("reading the probe's images"),
+            note=reporter.note,
+            quiet=True,
         ),
         reporter=reporter,
     )
     tell_passed_over(source, reporter)
-    return Probe(config.probe, source, config.training.seed)
+    return Probe(config.probe, source, config.training.seed, reporter)
 
 
 def _identity(parts: Parts, initial: str | Path | None) -> dict[str, Any]:
@@ -164,6 +209,7 @@ def _identity(parts: Parts, initial: str | Path | None) -> dict[str, Any]:
         "fingerprint": source.fingerprint,
         "unreadable": [list(entry) for entry in getattr(source, "unreadable", ())],
         "initial": weights,
+        "processes": parts.fabric.world_size,
     }
 
 
@@ -173,12 +219,17 @@ def _announce(parts: Parts, reporter: Reporter) -> None:
     batch, epochs = int(config.training.batch_size), config.training.epochs
     seconds = seconds_a_step(parts) * epochs * (len(source) // batch)
     channels, height, width = source.shape
+    count, where = parts.fabric.world_size, parts.fabric.device.type
+    where = where if count == 1 else f"{count} processes ({where})"
     size = sum(parameter.numel() for parameter in parts.encoder.backbone.parameters())
     reporter.note(
         f"{len(source):,} images of {height}×{width}×{channels} from {source.name}; "
-        f"{config.backbone.name} of {size / 1e6:.2f} M parameters, {epochs} epochs "
-        f"in batches of {batch} on {parts.fabric.device.type}: about {duration(seconds)}"
+        f"{config.backbone.name} of {size / 1e6:.2f} M parameters, {epochs} "
+        f"epoch{'' if epochs == 1 else 's'} in batches of {batch} on {where}: "
+        f"about {duration(seconds)}"
     )
+    if getattr(source, "reader", None) == "streamed":
+        reporter.note(f"shuffled within {window_in_use(source, batch):,} images at a time")
 
 
 def duration(seconds: float) -> str:
@@ -192,7 +243,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
 
 
-def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> Run:
+def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, Any]:
     """Write the encoder, then the summary, whose presence says that the run is whole."""
     config = parts.config
     folder.remove_leftovers()
@@ -206,17 +257,18 @@ def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> Run:
         "epochs": config.training.epochs,
         "steps": progress.step,
         "seed": config.training.seed,
+        "processes": parts.fabric.world_size,
         "seconds": round(progress.seconds, 3),
         "images_per_second": round(images / max(1e-9, progress.seconds), 1),
         "final": records[-1] if records else {},
         **environment(parts.fabric.device),
     }
     write_json(folder.summary_file, summary)
-    return Run(folder.path, parts.encoder, summary)
+    return summary
 
 
 def _read_finished(folder: RunFolder, parts: Parts) -> Run:
     initialise_from(parts.encoder.backbone, folder.encoder_file)
     parts.encoder.backbone.eval()
     summary = json.loads(folder.summary_file.read_text(encoding="utf-8"))
-    return Run(folder.path, parts.encoder, summary)
+    return Run(folder.path, parts.encoder, summary, rank())

@@ -8,6 +8,7 @@ from torch import nn
 
 from eigenshot import spectral
 from eigenshot.config import ProbeConfig
+from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
@@ -16,6 +17,7 @@ from eigenshot.evaluation.fewshot import evaluate_fewshot
 from eigenshot.evaluation.knn import leave_one_out_knn
 from eigenshot.evaluation.tables import unit_length
 from eigenshot.randomness import numpy_generator
+from eigenshot.reporter import Reporter
 
 _GRAPH_IMAGES = 1000  # the batch whose neighbour graph is measured
 _GRAPH_NEIGHBOURS = 10
@@ -23,9 +25,15 @@ _CHUNK = 128  # images embedded at once
 
 
 class Probe:
-    """Accuracy on a labelled source, and the quantity that the theory minimises on it."""
+    """Accuracy on a labelled source, and the quantity that the theory minimises on it.
 
-    def __init__(self, config: ProbeConfig, source: Source, seed: int) -> None:
+    Images whose label is unknown are left out, and the reporter is told how many.
+    """
+
+    def __init__(
+        self, config: ProbeConfig, source: Source, seed: int, reporter: Reporter | None = None
+    ) -> None:
+        source = with_known_labels(source, reporter)
         if source.labels is None:
             raise UserError(
                 f"the probe needs labels, but '{source.name}' has none: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tomllib
@@ -88,6 +89,9 @@ class RunFolder:
             write_json(self.data_file, {_MARK: True, **data})  # first: it says whose folder this is
             write_text(self.config_file, to_toml(config))
         except OSError as error:
+            for folder in (self.last.parent, self.path):
+                with contextlib.suppress(OSError):  # not empty, or never made
+                    folder.rmdir()
             raise UserError(f"cannot write to '{self.path}': {error.strerror}") from error
 
     def remove_leftovers(self) -> None:

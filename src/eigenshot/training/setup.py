@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,18 +22,15 @@ from eigenshot.data.opening import (
 )
 from eigenshot.data.reader import Reading
 from eigenshot.data.source import ArraySource, Source
-from eigenshot.encoder import Encoder, Preprocessing, initialise_from
+from eigenshot.encoder import Encoder, Preprocessing, initialise_from, resolve_precision
 from eigenshot.errors import UserError
 from eigenshot.hardware import package_version
 from eigenshot.methods import create_method
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
+from eigenshot.networks.synchronised import synchronise
 from eigenshot.randomness import derive_seed
 from eigenshot.reporter import Reporter
-
-try:
-    from lightning_fabric import Fabric
-except ImportError:  # the same engine, as the larger package brings it
-    from lightning.fabric import Fabric  # type: ignore[no-redef]
+from eigenshot.training.launch import launch
 
 # What "auto" means for a folder of photographs: what the device can train in a day.
 _FOLDER_SIZE = {"cuda": 84, "cpu": 64}
@@ -41,8 +38,6 @@ _FOLDER_BACKBONE = {"cuda": "resnet12", "cpu": "conv4"}
 _AUTO_OPTIONS: dict[str, dict[str, Any]] = {"conv4": {"widths": (32, 64, 128, 256)}}
 _BATCH_SIZE = {"cuda": 128, "cpu": 64}
 _LEAST_BATCH = 8
-# On a CPU bf16 is slower where it works at all.
-_PRECISION: dict[str, Literal["float32", "bf16"]] = {"cuda": "bf16", "cpu": "float32"}
 
 
 @dataclass
@@ -102,7 +97,7 @@ def resolve_size(config: Config, data: Any, device: str) -> Config:
         sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
         config = dataclasses.replace(config, data=sized)
     if config.engine.precision == "auto":
-        precise = dataclasses.replace(config.engine, precision=_PRECISION[device])
+        precise = dataclasses.replace(config.engine, precision=resolve_precision("auto", device))
         config = dataclasses.replace(config, engine=precise)
     return config
 
@@ -150,13 +145,30 @@ def load_source(config: Config, data: Any, device: str, reporter: Reporter) -> S
     return source
 
 
-def resolve_batch(config: Config, source: Source, device: str) -> Config:
-    """Settle what depends on the images: size, batch size, normalisation."""
+def check_blocks(config: Config, processes: int) -> None:
+    """Refuse a batch that does not split into equal blocks, one a process, and these in parts."""
+    batch, parts = config.training.batch_size, config.training.micro_batches
+    if processes == 1 or batch == "auto" or batch % (processes * parts) == 0:
+        return
+    wanted = f"{processes} processes"
+    if parts > 1:
+        wanted += f", of {parts} parts each (training.micro_batches)"
+    unit = processes * parts
+    raise UserError(
+        f"a batch of {batch} images does not split into equal blocks for {wanted}; "
+        f"use a multiple of {unit}, such as --batch-size {-(-batch // unit) * unit}"
+    )
+
+
+def resolve_batch(config: Config, source: Source, device: str, processes: int = 1) -> Config:
+    """Settle what depends on the images: size, batch size (of all processes), normalisation."""
     batch = config.training.batch_size
     if batch == "auto":
         batch = _BATCH_SIZE[device]
         while batch > max(_LEAST_BATCH, len(source)):
             batch //= 2
+        unit = processes * config.training.micro_batches if processes > 1 else 1
+        batch = max(1, batch // unit) * unit
     if len(source) < batch:
         way_out = f"use --batch-size {len(source)} or less"
         if len(source) < _LEAST_BATCH:
@@ -190,8 +202,12 @@ def build(
     *,
     backbone: nn.Module | None = None,
     initial: str | Path | None = None,
+    fabric: Any | None = None,
 ) -> Parts:
-    """Network, method and views of a resolved configuration, with seeded initial weights."""
+    """Network, method and views of a resolved configuration, with seeded initial weights.
+
+    ``fabric`` is what `launch` returned; without it there is one process.
+    """
     size, channels = source.shape[1], source.shape[0]
     views = TwoViews(
         *(
@@ -216,11 +232,12 @@ def build(
     method = create_method(config.method.name, network, projector, **config.method.options)
     if initial is not None:
         initialise_from(network, initial)
-    fabric = Fabric(accelerator=device, devices=1)
+    fabric = fabric or launch(device)
     source = _brought(source, fabric.device)
     views.to(fabric.device)
     # Convolutions and pooling are nearly twice as fast with channels last, on a CPU too.
     method.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    synchronise(method)
     encoder = Encoder(
         network,
         Preprocessing(size, channels, tuple(config.data.mean), tuple(config.data.std)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,12 @@ from torch import Tensor
 
 from eigenshot.collective import rank, world_size
 from eigenshot.randomness import derive_seed, numpy_generator
+from eigenshot.training.accumulation import (
+    accumulate_parts,
+    accumulate_whole,
+    check_draw,
+    check_method,
+)
 from eigenshot.training.meter import Meter
 from eigenshot.training.setup import Parts
 
@@ -42,8 +49,11 @@ class EagerStep:
     """
 
     def __init__(self, parts: Parts, optimizer: torch.optim.Optimizer, meter: Meter) -> None:
+        settings = parts.config.training
         self.fabric, self.method, self.views = parts.fabric, parts.method, parts.views
-        self.source, self.seed = parts.source, parts.config.training.seed
+        self.source, self.seed = parts.source, settings.seed
+        self.micro_batches, self.whole = settings.micro_batches, settings.whole_batch_loss
+        check_method(self.method, micro_batches=self.micro_batches, whole_batch_loss=self.whole)
         self.optimizer = optimizer
         self.meter = meter
         self.module, self.stepper = self.fabric.setup(self.method, optimizer)
@@ -51,6 +61,7 @@ class EagerStep:
         self.programs = parts.programs
         self.half = parts.config.engine.precision == "bf16"
         self.generator = torch.Generator(device=self.device)
+        self.part_seeds = [0] * self.micro_batches
 
     def __call__(self, number: int, indices: np.ndarray, rate: float) -> None:
         """Step ``number`` on the images at ``indices`` with learning rate ``rate``."""
@@ -73,31 +84,75 @@ class EagerStep:
         self.generator.manual_seed(derive_seed(self.seed, "augment", *place))
         # Dropout and its kin draw from torch's own generator.
         torch.manual_seed(derive_seed(self.seed, "module", *place))
+        self.part_seeds = [
+            derive_seed(self.seed, "module", *place, part) for part in range(self.micro_batches)
+        ]
 
     def draw(self, number: int, batch_size: int) -> Any | None:
         """The method's own choices for this step, which its forward takes as third argument."""
         draw = getattr(self.method, "draw", None)
+        if not callable(draw):
+            return None
         generator = numpy_generator(self.seed, "method", number)
-        return draw(batch_size, generator) if callable(draw) else None
+        if self.micro_batches == 1:
+            return draw(batch_size, generator)
+        drawn = draw(batch_size, generator, blocks=self.micro_batches)
+        check_draw(self.method, drawn)
+        return drawn
 
     def advance(self, images: Tensor, drawn: Any | None) -> None:
         """All that happens on the device, for uint8 ``images`` (batch, channels, height, width)."""
-        with standing_in(self.programs):
-            terms = self._terms(images, drawn)
-        self.stepper.zero_grad()
-        self.fabric.backward(terms["loss"])
+        if self.micro_batches > 1:
+            terms = self._accumulated(images, drawn)
+        else:
+            with standing_in(self.programs):
+                terms = self._terms(images, drawn)
+            self.stepper.zero_grad()
+            self.fabric.backward(terms["loss"])
         self.stepper.step()
         if callable(after_step := getattr(self.method, "after_step", None)):
             after_step()
         self.meter.add(terms)
 
     def _terms(self, images: Tensor, drawn: Any | None) -> dict[str, Tensor]:
-        view_a, view_b = (
-            view.contiguous(memory_format=torch.channels_last)
-            for view in self.views(images, self.generator)
-        )
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+        view_a, view_b = self._two_views(images)
+        with self._autocast():
             terms: dict[str, Tensor] = self.module(
                 view_a, view_b, *(() if drawn is None else (drawn,))
             )
         return terms
+
+    def _accumulated(self, images: Tensor, drawn: Any | None) -> dict[str, Tensor]:
+        """Terms and gradients of a batch that goes through the network in parts.
+
+        The views are those of the whole batch, so how it is split does not change them.
+        """
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # A graph knows one seed of torch's own generator, and every part has another.
+            raise RuntimeError("a batch goes through the network in parts")
+        self.stepper.zero_grad()
+        with standing_in(self.programs):
+            pair = self._two_views(images)
+            if self.whole:
+                return accumulate_whole(
+                    self.method, *pair, drawn, self.part_seeds, autocast=self._autocast
+                )
+            return accumulate_parts(
+                self.module,
+                *pair,
+                drawn,
+                self.part_seeds,
+                backward=self.fabric.backward,
+                autocast=self._autocast,
+                unsynchronised=partial(self.fabric.no_backward_sync, self.module),
+            )
+
+    def _two_views(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        view_a, view_b = (
+            view.contiguous(memory_format=torch.channels_last)
+            for view in self.views(images, self.generator)
+        )
+        return view_a, view_b
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)

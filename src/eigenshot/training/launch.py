@@ -1,0 +1,237 @@
+"""Which processes train together, how they find each other, and how they part."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+from eigenshot.errors import UserError
+
+# torch and lightning-fabric are imported where they are used: the command line asks for the number
+# of processes even where there is one, which needs neither.
+
+Starter: TypeAlias = Literal["torchrun", "srun", "none"]
+
+_PATIENCE = 1.0  # seconds for a process to end by itself, once the one that started it has failed
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+
+
+def processes(devices: int, nodes: int, environment: Mapping[str, str]) -> tuple[int, int]:
+    """How many processes a machine, and how many machines.
+
+    Where torchrun or srun have started the processes, their variables decide: 1 and 1, which are
+    the defaults, then mean as many as there are, and other numbers must agree with them. Elsewhere
+    it is what is asked for, also in a shell inside an allocation of SLURM.
+
+    Parameters
+    ----------
+    devices, nodes : as asked for.
+    environment : variables of this process, such as ``os.environ``.
+    """
+    for option, value in (("--devices", devices), ("--nodes", nodes)):
+        if value < 1:
+            raise UserError(f"{option} must be at least 1, found {value}")
+    starter = _starter(environment)
+    if starter == "none":
+        missing = [name for name in _MEETING if name not in environment]
+        if nodes > 1 and missing:
+            raise UserError(
+                f"--nodes {nodes} needs {', '.join(missing)} in the environment of each machine; "
+                "torchrun and srun set what is needed"
+            )
+        return devices, nodes
+    found = _of_torchrun(environment) if starter == "torchrun" else _of_srun(environment)
+    for option, asked, there in zip(("--devices", "--nodes"), (devices, nodes), found, strict=True):
+        if asked not in (1, there):
+            raise UserError(
+                f"{option} {asked} contradicts {starter}, which has started processes as "
+                f"--devices {found[0]} --nodes {found[1]} would; leave both options out"
+            )
+    return found
+
+
+def own_name(environment: Mapping[str, str]) -> str:
+    """What to call this process in a message; empty for the first, or where it is alone."""
+    starter = _starter(environment)
+    if starter == "none":
+        if "LOCAL_RANK" not in environment:
+            return ""
+        number, machine = _number(environment, "LOCAL_RANK"), _number(environment, "NODE_RANK", 0)
+        where = f" of machine {machine}" if machine else ""
+        return f"process {number}{where}" if number or machine else ""
+    number = _number(environment, "RANK" if starter == "torchrun" else "SLURM_PROCID")
+    return f"process {number}" if number else ""
+
+
+def _starter(environment: Mapping[str, str]) -> Starter:
+    if "LOCAL_WORLD_SIZE" in environment and "WORLD_SIZE" in environment:
+        return "torchrun"
+    # Only srun numbers its steps: a shell or a batch script has the variables of the allocation.
+    by_srun = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
+    return "srun" if by_srun and _number(environment, "SLURM_NTASKS", 1) > 1 else "none"
+
+
+def _of_torchrun(environment: Mapping[str, str]) -> tuple[int, int]:
+    together = _number(environment, "WORLD_SIZE")
+    here = _number(environment, "LOCAL_WORLD_SIZE")
+    if here < 1 or together % here:
+        raise UserError(
+            f"expected equally many processes on every machine, found {here} on this one and "
+            f"{together} in all; start torchrun with one --nproc-per-node everywhere"
+        )
+    return here, together // here
+
+
+def _of_srun(environment: Mapping[str, str]) -> tuple[int, int]:
+    together, nodes = (
+        _number(environment, "SLURM_NTASKS"),
+        _number(environment, "SLURM_NNODES", 1),
+    )
+    here = _number(environment, "SLURM_NTASKS_PER_NODE", 0)
+    if here * nodes != together:
+        said = f"{here} on each" if here else "not how many on each"
+        raise UserError(
+            f"srun has started {together} processes on {nodes} machines, and says {said}; "
+            "give --ntasks-per-node, as many as there are GPUs"
+        )
+    return here, nodes
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"expected a number in the variable {name}, found '{text}'") from None
+
+
+def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
+    """A Fabric on ``device`` (``"cpu"`` or ``"cuda"``) whose processes have all met.
+
+    ``devices`` and ``nodes`` are what `processes` returned. Processes of this machine that nobody
+    has started yet are started by running the same command. Nobody returns before all are there.
+    """
+    try:
+        from lightning_fabric import Fabric
+        from lightning_fabric.plugins import environments
+        from lightning_fabric.strategies import DDPStrategy
+    except ImportError:  # the same engine, as the larger package brings it
+        from lightning.fabric import Fabric  # type: ignore[no-redef]
+        from lightning.fabric.plugins import environments  # type: ignore[no-redef]
+        from lightning.fabric.strategies import DDPStrategy  # type: ignore[no-redef]
+
+    # Which variables count is decided here, so that Fabric does not look for more.
+    meeting = {
+        "torchrun": environments.TorchElasticEnvironment,
+        "srun": environments.SLURMEnvironment,
+        "none": environments.LightningEnvironment,
+    }[_starter(os.environ) if devices * nodes > 1 else "none"]()
+    if devices * nodes == 1:
+        fabric = Fabric(accelerator=device, devices=1, plugins=meeting)
+        fabric.launch()
+        return fabric
+    _check_possible(device, devices)
+    # The statistics are of all processes' images already: there is nothing to send about.
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+    logging.getLogger(Fabric.__module__.rpartition(".")[0]).setLevel(logging.WARNING)
+    strategy = DDPStrategy(broadcast_buffers=False, cluster_environment=meeting)
+    fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
+    fabric.launch()
+    fabric.barrier()
+    return fabric
+
+
+def _check_possible(device: str, devices: int) -> None:
+    """Refuse what Fabric could not start."""
+    import torch
+
+    if getattr(sys, "ps1", None) or sys.flags.interactive:
+        raise UserError(
+            "several processes cannot be started from an interactive session; use the command line "
+            "or a script"
+        )
+    if device == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(
+            f"{devices} processes a machine need as many GPUs, but this one sees "
+            f"{torch.cuda.device_count()}; ask for fewer, or let every process see all of them "
+            "(SLURM: --gpus-per-node instead of --gpus-per-task)"
+        )
+
+
+def require_agreement(fabric: Any, value: Any, otherwise: str) -> None:
+    """Raise `UserError` with the sentence ``otherwise`` on all processes unless all have ``value``.
+
+    ``value`` is something small that can be compared and pickled.
+    """
+    from eigenshot.collective import any_rank
+
+    if any_rank(fabric.broadcast(value) != value, fabric.device):
+        raise UserError(otherwise)
+
+
+@contextlib.contextmanager
+def all_or_none(fabric: Any) -> Iterator[None]:
+    """Let what fails in the block on one process fail on all, so that none waits for it.
+
+    Those that had no trouble of their own raise a `UserError` with the message of one that had.
+    Nothing that processes do together may stand in the block.
+    """
+    import torch.distributed as dist
+
+    from eigenshot.collective import any_rank, world_size
+
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    if any_rank(failure is not None, fabric.device) and world_size() > 1:
+        kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
+        said: list[str | None] = [None] * world_size()
+        dist.all_gather_object(said, None if failure is None else f"{kind}{failure}")
+        number, text = next((n, text) for n, text in enumerate(said) if text is not None)
+        failure = failure or UserError(f"process {number} cannot go on: {text}")
+    if failure is not None:
+        raise failure
+
+
+@contextlib.contextmanager
+def parting(fabric: Any, *agreed: type[Exception]) -> Iterator[None]:
+    """Part at the end of the block: no process leaves before all have come to it.
+
+    That holds for ``agreed`` too, exceptions that all processes raise at one place. After any other
+    the processes that this one has started are ended.
+    """
+    import torch.distributed as dist
+
+    started = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
+    try:
+        yield
+    except agreed:
+        fabric.barrier()
+        # Fabric kills the whole run soon after a process of it ends with a code other than 0.
+        started.clear()
+        raise
+    except BaseException:
+        _end(started)
+        raise
+    if fabric.world_size > 1:
+        fabric.barrier()
+        dist.destroy_process_group()
+
+
+def _end(started: list[subprocess.Popen[bytes]]) -> None:
+    ending = started.copy()
+    started.clear()
+    for process in ending:
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,102 @@
+"""What is decided, and what is refused, before processes start and images are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from eigenshot.config import Config
+from eigenshot.data.naming import is_benchmark
+from eigenshot.encoder import encoder_path
+from eigenshot.errors import UserError
+from eigenshot.hardware import choose_device
+from eigenshot.training.metrics import check_tensorboard
+from eigenshot.training.runfolder import RunFolder
+from eigenshot.training.setup import adopt_choices, check_blocks, check_parts, resolve_size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is possible as far as can be told without its images.
+
+    ``config`` is settled but for what the images decide; ``started`` says that the folder holds
+    the run already, ``going_on`` that it has a checkpoint, ``finished`` that nothing is left to do.
+    """
+
+    data: Any
+    config: Config
+    folder: RunFolder
+    resume: bool
+    initial: str | Path | None
+    backbone: nn.Module | None
+    device: str
+    started: bool
+    going_on: bool
+    finished: bool
+
+
+def make_plan(
+    data: Any,
+    config: Config,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    initial: str | Path | None,
+    backbone: nn.Module | None,
+    device: str,
+    processes: int,
+) -> Plan:
+    """Settle what can be settled; what can be known to be wrong is a `UserError`.
+
+    The parameters are those of `eigenshot.training.pretrain.pretrain`; ``processes`` counts those
+    of all machines.
+    """
+    folder.check(resume)
+    started = resume and folder.started
+    chosen = choose_device(device)
+    check_tensorboard(config.logging)
+    if started:
+        config = adopt_choices(config, folder.read_config())
+    config = resolve_size(config, data, chosen)
+    check_parts(config, own_backbone=backbone is not None)
+    check_blocks(config, processes)
+    if config.probe.kind != "none" and not config.probe.data and not is_benchmark(data):
+        raise UserError(
+            "the probe needs labelled images: --set probe.data=FOLDER with a sub-folder a class"
+        )
+    if initial is not None:
+        encoder_path(initial)
+    if started:
+        folder.check_settings(config)
+        _check_processes(folder, processes)
+    return Plan(
+        data,
+        config,
+        folder,
+        resume,
+        initial,
+        backbone,
+        chosen,
+        started,
+        going_on=started and folder.last.exists(),
+        finished=started and folder.finished,
+    )
+
+
+def _check_processes(folder: RunFolder, processes: int) -> None:
+    """Refuse to go on with fewer or more processes."""
+    stored = json.loads(folder.data_file.read_text(encoding="utf-8")).get("processes", 1)
+    if stored != processes:
+        raise UserError(
+            f"'{folder.path}' was started with {_counted(stored)}, found {_counted(processes)}; "
+            "their number decides which images are mixed: go on with as many, or choose another "
+            "--out"
+        )
+
+
+def _counted(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"

@@ -1,0 +1,88 @@
+"""The protocols as the command line runs them: which images they see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eigenshot.errors import UserError
+from eigenshot.evaluation.protocol import Bench, fewshot_of_run, knn_of_run, linear_of_run
+from tests.data.parquet_files import cells, picture, write, write_hub
+from tests.data.test_hub import Listener
+from tests.evaluation.test_features import small_encoder
+
+NAMES = ["cat", "dog"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("EIGENSHOT_CACHE", str(tmp_path / "cache"))
+    small_encoder().save(tmp_path / "run.safetensors")
+    return Bench(tmp_path / "run.safetensors", device="cpu", reporter=Listener())
+
+
+def shards(folder: Path, **rows: int) -> Path:
+    """As many pictures of each split as said, the classes in turn."""
+    for number, (split, count) in enumerate(rows.items()):
+        contents: list[bytes | None] = [picture(100 * number + row) for row in range(count)]
+        labels = [row % 2 for row in range(count)]
+        write_hub(folder / f"{split}-00000-of-00001.parquet", contents, labels, NAMES)
+    return folder
+
+
+def test_unknown_labels_are_no_class_and_counted(bench: Bench, tmp_path: Path) -> None:
+    contents: list[bytes | None] = [picture(row) for row in range(6)]
+    path = write_hub(tmp_path / "own.parquet", contents, [0, -1, 1, None, 0, 1], NAMES)
+    source, labels = bench.open_labelled(path, None, "test")
+    assert labels.tolist() == [0, 1, 0, 1]
+    assert len(bench.features(source)) == 4
+    said = bench.reporter.notes  # type: ignore[attr-defined]
+    assert said == ["own.parquet: left out 2 images without a known label"]
+
+
+def test_learning_from_what_is_tested_is_refused(bench: Bench, tmp_path: Path) -> None:
+    single = shards(tmp_path / "single", test=6)
+    for use in (knn_of_run, linear_of_run):
+        with pytest.raises(UserError, match=r"--train and --test are the same images \(single"):
+            use(bench, single, single)
+    both = shards(tmp_path / "both", train=6, test=4)
+    assert 0 <= knn_of_run(bench, both, both, neighbours=1) <= 100
+
+
+def test_settings_may_be_chosen_on_another_split_of_the_same_data(
+    bench: Bench, tmp_path: Path
+) -> None:
+    few = {"ways": 2, "shots": (1,), "queries": 1, "episodes": 2}
+    both = shards(tmp_path / "both", validation=8, test=8)
+    ((_, selected),) = fewshot_of_run(bench, both, select_on=both, **few)
+    assert selected is not None
+    single = shards(tmp_path / "single", test=8)
+    with pytest.raises(UserError, match="are the same images"):
+        fewshot_of_run(bench, single, select_on=single, **few)
+    with pytest.raises(UserError, match="are the same images"):
+        fewshot_of_run(bench, both, split="validation", select_on=both, **few)
+
+
+def test_shards_without_labels_are_told_what_they_have(bench: Bench, tmp_path: Path) -> None:
+    columns = {"image": cells([picture(0)]), "species": ["cat"]}
+    path = write(tmp_path / "own.parquet", columns)
+    message = "needs a column 'label' in its shards, found the columns image, species"
+    with pytest.raises(UserError, match=message):
+        bench.open_labelled(path, None, "test")
+    with pytest.raises(UserError, match="a sub-folder a class, shards with a column of labels"):
+        bench.open_labelled(np.zeros((2, 8, 8), np.uint8), None, "test")
+
+
+def test_the_choice_of_a_reader_is_said_where_it_is_unusual(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shards(tmp_path / "own", test=4)
+    bench.open(folder, "test")
+    said = bench.reporter.notes  # type: ignore[attr-defined]
+    assert said == []
+    monkeypatch.setattr("eigenshot.data.reader.available_memory", lambda: 1)
+    bench.open(folder, "test")
+    assert [text.partition(" (")[0] for text in said] == ["own"]
+    assert "mapped" in said[0]

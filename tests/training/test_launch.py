@@ -1,0 +1,174 @@
+"""Who starts the processes of a run, and what is refused before they wait for each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from eigenshot.config import Config
+from eigenshot.configfile import load_config
+from eigenshot.data.source import ArraySource
+from eigenshot.errors import UserError
+from eigenshot.training.launch import (
+    all_or_none,
+    launch,
+    own_name,
+    parting,
+    processes,
+    require_agreement,
+)
+from eigenshot.training.setup import check_blocks, resolve_batch
+
+TORCHRUN = {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "32", "RANK": "9", "LOCAL_RANK": "1"}
+ALLOCATION = {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2"}
+SRUN = {**ALLOCATION, "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+MEETING = {"MASTER_ADDR": "first", "MASTER_PORT": "2000", "NODE_RANK": "1"}
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("asked", "environment", "expected"),
+        [
+            ((1, 1), {}, (1, 1)),
+            ((8, 1), {}, (8, 1)),
+            ((8, 4), MEETING, (8, 4)),
+            # As many as were started, whether asked for or not.
+            ((1, 1), TORCHRUN, (8, 4)),
+            ((8, 1), TORCHRUN, (8, 4)),
+            ((8, 4), TORCHRUN, (8, 4)),
+            ((1, 1), SRUN, (4, 2)),
+            ((4, 2), SRUN, (4, 2)),
+            # torchrun may itself be started by srun, once a machine.
+            ((1, 1), {**SRUN, **TORCHRUN}, (8, 4)),
+            # A shell or a batch script in an allocation, without srun.
+            ((1, 1), ALLOCATION, (1, 1)),
+            ((2, 1), {**ALLOCATION, "SLURM_PROCID": "0"}, (2, 1)),
+            # One task, which may start the others of its machine.
+            ((8, 1), {**SRUN, "SLURM_NTASKS": "1"}, (8, 1)),
+            # What Fabric gives to the processes that it starts.
+            ((2, 1), {"LOCAL_RANK": "1", "WORLD_SIZE": "2", **MEETING}, (2, 1)),
+        ],
+    )
+    def test_who_has_started_them_decides(
+        self, asked: tuple[int, int], environment: dict[str, str], expected: tuple[int, int]
+    ) -> None:
+        assert processes(*asked, environment) == expected
+
+    @pytest.mark.parametrize(
+        ("asked", "environment", "message"),
+        [
+            ((0, 1), {}, "--devices must be at least 1, found 0"),
+            ((1, -2), {}, "--nodes must be at least 1, found -2"),
+            ((4, 1), TORCHRUN, "--devices 4 contradicts torchrun"),
+            ((8, 2), TORCHRUN, "as --devices 8 --nodes 4 would"),
+            ((4, 3), SRUN, "--nodes 3 contradicts srun"),
+            ((8, 2), {}, "needs MASTER_ADDR, MASTER_PORT, NODE_RANK"),
+            ((8, 2), {"MASTER_ADDR": "first", "NODE_RANK": "0"}, "needs MASTER_PORT in the env"),
+            ((1, 1), {**TORCHRUN, "WORLD_SIZE": "31"}, "found 8 on this one and 31 in all"),
+            ((1, 1), {**TORCHRUN, "WORLD_SIZE": "many"}, "variable WORLD_SIZE, found 'many'"),
+            ((1, 1), {**SRUN, "SLURM_NTASKS_PER_NODE": "3"}, "says 3 on each"),
+        ],
+    )
+    def test_what_does_not_fit_together_is_refused(
+        self, asked: tuple[int, int], environment: dict[str, str], message: str
+    ) -> None:
+        with pytest.raises(UserError, match=message):
+            processes(*asked, environment)
+
+    def test_srun_must_say_how_many_a_machine(self) -> None:
+        environment = {key: SRUN[key] for key in SRUN if key != "SLURM_NTASKS_PER_NODE"}
+        with pytest.raises(UserError, match="give --ntasks-per-node"):
+            processes(1, 1, environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ""),
+        (TORCHRUN, "process 9"),
+        ({**TORCHRUN, "RANK": "0"}, ""),
+        (SRUN, "process 5"),
+        ({**ALLOCATION, "SLURM_PROCID": "0"}, ""),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, ""),
+        ({"LOCAL_RANK": "1"}, "process 1"),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "2"}, "process 0 of machine 2"),
+        ({"NODE_RANK": "2"}, ""),
+    ],
+)
+def test_the_first_process_has_no_name(environment: dict[str, str], expected: str) -> None:
+    assert own_name(environment) == expected
+
+
+class TestLaunch:
+    def test_one_process_whatever_slurm_has_allocated(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in {"SLURM_NTASKS": "8", "SLURM_JOB_NAME": "train"}.items():
+            monkeypatch.setenv(name, value)
+        fabric = launch("cpu")
+        assert fabric.world_size == 1
+        assert fabric.device == torch.device("cpu")
+        assert not torch.distributed.is_initialized()
+
+    def test_more_processes_than_gpus_are_refused(self) -> None:
+        with pytest.raises(UserError, match=r"99 processes a machine need as many GPUs.*sees \d+"):
+            launch("cuda", 99)
+
+    def test_an_interactive_session_cannot_be_run_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+        with pytest.raises(UserError, match="use the command line or a script"):
+            launch("cpu", 2)
+
+
+def batch_of(size: int | str, **changes: Any) -> Config:
+    changed = {f"training.{name}": value for name, value in changes.items()}
+    return load_config("glyphs", {"training.batch_size": size, **changed})
+
+
+class TestBatch:
+    def test_blocks_must_be_equal(self) -> None:
+        check_blocks(batch_of(126), 1)
+        check_blocks(batch_of(126), 3)
+        check_blocks(batch_of("auto"), 5)
+        with pytest.raises(UserError, match=r"126 images .* for 4 processes.*--batch-size 128"):
+            check_blocks(batch_of(126), 4)
+
+    def test_blocks_must_split_into_parts_as_well(self) -> None:
+        check_blocks(batch_of(128, micro_batches=4), 2)
+        with pytest.raises(UserError, match=r"2 processes, of 32 parts each.*--batch-size 128"):
+            check_blocks(batch_of(96, micro_batches=32), 2)
+
+    @pytest.mark.parametrize(("ranks", "expected"), [(1, 64), (6, 60), (100, 100)])
+    def test_an_automatic_batch_has_equal_blocks(self, ranks: int, expected: int) -> None:
+        source = ArraySource(torch.zeros(200, 1, 28, 28, dtype=torch.uint8))
+        settled = resolve_batch(batch_of("auto"), source, "cpu", ranks)
+        assert settled.training.batch_size == expected
+
+
+class TestAlone:
+    """A single process agrees with itself, and nothing is exchanged."""
+
+    def test_failures_are_raised_as_they_are(self) -> None:
+        fabric = launch("cpu")
+        with pytest.raises(ValueError, match="mine"), parting(fabric), all_or_none(fabric):
+            raise ValueError("mine")
+
+    def test_it_agrees_with_itself(self) -> None:
+        require_agreement(launch("cpu"), ("a", 1), "never said")
+
+    def test_processes_it_has_started_do_not_outlive_a_failure(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("eigenshot.training.launch._PATIENCE", 0.05)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        fabric = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
+        with pytest.raises(OSError, match="no space"), parting(fabric):
+            raise OSError("no space")
+        assert child.returncode is not None
