@@ -116,6 +116,13 @@ def pretrain(
         int, typer.Option(help="Processes a machine, each with a device of its own.")
     ] = 1,
     nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
+    compile: Annotated[
+        str | None,
+        typer.Option(help="Compile the network: auto (if the run is long enough), on or off."),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the network's work: auto (bf16 on CUDA), float32, bf16.")
+    ] = None,
 ) -> None:
     """Learn an encoder from unlabelled images."""
     from eigenshot.configfile import load_config, parse_override
@@ -132,6 +139,8 @@ def pretrain(
         "training.batch_size": batch_size,
         "training.seed": seed,
         "logging.tensorboard": tensorboard or None,
+        "engine.compile": compile,
+        "engine.precision": precision,
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     overrides.update(parse_override(text) for text in settings or [])

@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_a_killed_fetch_leaves_no_folder_and_the_next_one_clears_up(
     arguments = [sys.executable, "-c", KILLED, repository, str(folder)]
     assert subprocess.run(arguments, check=False, capture_output=True).returncode == 9
     assert not folder.exists()
-    assert len(list(folder.parent.iterdir())) == 1
+    assert len(list(folder.parent.glob(".pets.fetch-*"))) == 1
     fetch(repository, folder, reporter=Reporter())
     assert list(folder.parent.iterdir()) == [folder]
 
@@ -338,3 +339,13 @@ def test_a_fetch_that_fails_leaves_no_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         fetch(str(tmp_path / "empty"), tmp_path / "data" / "hub" / "x", reporter=Reporter())
     assert not (tmp_path / "data").exists()
+
+
+def test_of_several_processes_one_fetches(repository: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "pets"
+    listeners = [Listener() for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:  # each has a handle of its own, as a process has
+        fetches = [pool.submit(fetch, repository, folder, reporter=each) for each in listeners]
+        assert {one.result() for one in fetches} == {folder}
+    assert sum(bool(each.counts) for each in listeners) == 1
+    assert list(folder.parent.iterdir()) == [folder]

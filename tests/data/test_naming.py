@@ -154,7 +154,7 @@ def test_of_shards_and_picture_files_those_are_read_that_hold_the_images(shards:
     table = open_named(shards, None)
     assert len(table) == 18
     assert table.note is not None
-    assert "1 image files beside its parquet shards" in table.note
+    assert "1 image in files of their own beside its parquet shards" in table.note
     for path in shards.glob("*.parquet"):
         path.unlink()
     write(shards / "features.parquet", {"features": [[0.5, 1.0]], "label": [0]})

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from eigenshot.config import Config
 from eigenshot.configfile import load_config
@@ -22,6 +25,7 @@ from eigenshot.training.launch import (
     processes,
     require_agreement,
 )
+from eigenshot.training.meeting import agree_on_name
 from eigenshot.training.setup import check_blocks, resolve_batch
 
 TORCHRUN = {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "32", "RANK": "9", "LOCAL_RANK": "1"}
@@ -125,6 +129,32 @@ class TestLaunch:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
         with pytest.raises(UserError, match="use the command line or a script"):
             launch("cpu", 2)
+
+
+class TestMeeting:
+    """Attempts of a job share one store."""
+
+    def attempt(self, store: dist.Store, ranks: int) -> list[str]:
+        patience = timedelta(seconds=20)
+        with ThreadPoolExecutor(ranks) as pool:
+            asked = [
+                pool.submit(agree_on_name, store, rank, ranks, patience)
+                for rank in reversed(range(ranks))
+            ]
+            return [future.result() for future in asked]
+
+    def test_every_attempt_has_a_name_of_its_own(self) -> None:
+        store = dist.HashStore()
+        names = [self.attempt(store, 4) for _ in range(3)]
+        assert all(len(set(of_attempt)) == 1 for of_attempt in names)
+        assert len({of_attempt[0] for of_attempt in names}) == 3
+
+    def test_nobody_is_met_who_is_gone(self) -> None:
+        store = dist.HashStore()
+        store.set("eigenshot/hello/1", "gone")
+        with pytest.raises(TimeoutError, match="2 of 3 processes have not come"):
+            agree_on_name(store, 0, 3, timedelta(seconds=0.1))
+        assert len(set(self.attempt(store, 3))) == 1
 
 
 def batch_of(size: int | str, **changes: Any) -> Config:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from eigenshot.data.benchmarks import Benchmark, data_folder, find_benchmark, open_benchmark
 from eigenshot.data.hub_load import HubProblem, load_splits
+from eigenshot.data.locks import locked
 from eigenshot.data.shard_names import split_called
 from eigenshot.data.shards import find_shards
 from eigenshot.errors import UserError
@@ -82,13 +83,35 @@ def fetch(
     folder = folder.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"expected a folder to fill, found a file: {folder}")
-    present = {} if force else _present(folder)
-    wanted = [split for split in splits if split_called(split) not in present]
-    if present and not wanted:
+    if not force and _holds(folder, splits):
         reporter.note(f"{folder} has parquet shards already; nothing was fetched")
         return folder
-    partial = folder.parent / f".{folder.name}.fetch-{socket.gethostname()}-{os.getpid()}"
     new = [place for place in folder.parents if not place.exists()]
+    try:
+        # Of the processes of one run, each finds the repository missing.
+        with locked(
+            folder.parent / f".{folder.name}.fetch", f"fetching {repository}", reporter.note
+        ):
+            _fetch(repository, folder, reporter, splits, force)
+    except OSError as error:
+        raise UserError(_advice(repository, folder, splits, _disk_reason(error, folder))) from error
+    except HubProblem as error:
+        raise UserError(_advice(repository, folder, splits, str(error))) from error
+    finally:
+        for place in new:
+            with contextlib.suppress(OSError):  # not empty, so needed
+                place.rmdir()
+    return folder
+
+
+def _fetch(
+    repository: str, folder: Path, reporter: Reporter, splits: Sequence[str], force: bool
+) -> None:
+    if not force and _holds(folder, splits):
+        return  # another process has brought it while this one waited
+    present = {} if force else _present(folder)
+    wanted = [split for split in splits if split_called(split) not in present]
+    partial = folder.parent / f".{folder.name}.fetch-{socket.gethostname()}-{os.getpid()}"
     try:
         _discard_leftovers(folder)
         (partial / "shards").mkdir(parents=True)
@@ -98,16 +121,13 @@ def fetch(
             _add(partial, folder, list(rows))
         else:
             _put_in_place(partial, folder)
-    except OSError as error:
-        raise UserError(_advice(repository, folder, splits, _disk_reason(error, folder))) from error
-    except HubProblem as error:
-        raise UserError(_advice(repository, folder, splits, str(error))) from error
     finally:
         _discard(partial, folder)
-        for place in new:
-            with contextlib.suppress(OSError):  # not empty, so needed
-                place.rmdir()
-    return folder
+
+
+def _holds(folder: Path, splits: Sequence[str]) -> bool:
+    present = _present(folder)
+    return bool(present) and all(split_called(split) in present for split in splits)
 
 
 def _present(folder: Path) -> dict[str, list[Path]]:

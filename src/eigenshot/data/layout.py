@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eigenshot.data.findings import some
+from eigenshot.data.findings import count_images, some
 from eigenshot.data.listing import count_pictures
 from eigenshot.data.shards import find_shards, holds_images
 from eigenshot.errors import UserError
@@ -48,8 +48,8 @@ def look_into(path: Path) -> Layout:
         if not any(_may_hold_images(file) for file in files):
             return Layout({}, f"ignored, without a column of images: {_names(files)}")
         notes.append(
-            f"{path.name} has {pictures:,} image files beside its parquet shards, which are read "
-            "only where a row of the shards names them"
+            f"{path.name} has {count_images(pictures)} in files of their own beside its parquet "
+            "shards; they are read only where a row of the shards names them"
         )
     if len(shards) > 1 and "" in shards:
         notes.append(f"left out, as their names tell no split: {_names(shards.pop(''))}")

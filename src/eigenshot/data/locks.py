@@ -1,4 +1,4 @@
-"""Locks on entries of the pixel cache: one process builds, the others wait."""
+"""Locks on what several processes may want to make: one does, the others wait."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ except ImportError:  # not a Unix system: two builds at once then do the work tw
 
 
 @contextlib.contextmanager
-def locked(stem: Path, name: str, note: Callable[[str], None] | None) -> Iterator[None]:
-    """Keep other processes from building the same cache."""
+def locked(stem: Path, work: str, note: Callable[[str], None] | None) -> Iterator[None]:
+    """Keep other processes from the same ``work``, as "decoding it" is; its folder is made."""
     while True:
         with writing():
             stem.parent.mkdir(parents=True, exist_ok=True)
             handle = stem.with_suffix(".lock").open("ab")
         with handle:
-            held = _lock(handle, name, note)
+            held = _lock(handle, work, note)
             if held and not _is_current(handle, stem):
                 continue  # whoever held it has removed it, and others may have a new one
             try:
@@ -56,7 +56,7 @@ def idle(stem: Path) -> Iterator[bool]:
                 _remove(stem)
 
 
-def _lock(handle: IO[bytes], name: str, note: Callable[[str], None] | None) -> bool:
+def _lock(handle: IO[bytes], work: str, note: Callable[[str], None] | None) -> bool:
     """Wait for the lock; False where there are none to be had."""
     if fcntl is None:
         return False
@@ -64,7 +64,7 @@ def _lock(handle: IO[bytes], name: str, note: Callable[[str], None] | None) -> b
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if note is not None:
-            note(f"waiting for another process that is decoding {name}")
+            note(f"waiting for another process that is {work}")
         fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError:  # some network file systems have no locks
         return False

@@ -112,7 +112,7 @@ def cached_pixels(
             note(f"the decoded copy of {table.name} is damaged; decoding again")
         stem = _stem(table, size, channels)
         try:
-            with locked(stem, table.name, note):
+            with locked(stem, f"decoding {table.name}", note):
                 cache = _open(table, stem, size, channels)  # by now another process may be done
                 if cache is None or (verified and not verify(cache)):
                     cache = _build(

@@ -127,20 +127,25 @@ def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
         from lightning.fabric.strategies import DDPStrategy  # type: ignore[no-redef]
 
     # Which variables count is decided here, so that Fabric does not look for more.
-    meeting = {
+    starter = _starter(os.environ) if devices * nodes > 1 else "none"
+    cluster = {
         "torchrun": environments.TorchElasticEnvironment,
         "srun": environments.SLURMEnvironment,
         "none": environments.LightningEnvironment,
-    }[_starter(os.environ) if devices * nodes > 1 else "none"]()
+    }[starter]()
     if devices * nodes == 1:
-        fabric = Fabric(accelerator=device, devices=1, plugins=meeting)
+        fabric = Fabric(accelerator=device, devices=1, plugins=cluster)
         fabric.launch()
         return fabric
     _check_possible(device, devices)
+    if starter == "torchrun":
+        from eigenshot.training.meeting import meet_under_torchrun
+
+        meet_under_torchrun(device)
     # The statistics are of all processes' images already: there is nothing to send about.
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     logging.getLogger(Fabric.__module__.rpartition(".")[0]).setLevel(logging.WARNING)
-    strategy = DDPStrategy(broadcast_buffers=False, cluster_environment=meeting)
+    strategy = DDPStrategy(broadcast_buffers=False, cluster_environment=cluster)
     fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
     fabric.barrier()
