@@ -38,7 +38,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from eigenshot.data.benchmarks import BENCHMARKS, open_benchmark
 from eigenshot.data.cachebuild import decode_table
 from eigenshot.data.columns import choose_image_column
-from eigenshot.data.decoding import cores
 from eigenshot.data.encoded import Selection
 from eigenshot.data.order import epoch_batches
 from eigenshot.data.reader import Reading, open_table
@@ -46,6 +45,7 @@ from eigenshot.data.shards import ShardTable, open_shards
 from eigenshot.data.source import Source
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
+from eigenshot.machine import cores
 
 BATCH = 128
 WINDOW = 16_384

@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from eigenshot.configfile import load_config
-from eigenshot.data.decoding import cores
 from eigenshot.data.order import epoch_batches
 from eigenshot.data.source import ArraySource
 from eigenshot.files import write_json
 from eigenshot.hardware import choose_device, environment
+from eigenshot.machine import cores
 from eigenshot.networks import create_backbone
 from eigenshot.reporter import Reporter
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step

@@ -15,6 +15,7 @@ LEAVES = {
     "files",
     "tensorfile",
     "hardware",
+    "machine",
     "reporter",
     "collective",
 }

@@ -26,25 +26,6 @@ def choose_device(name: str) -> str:
     return name
 
 
-def available_memory() -> int | None:
-    """Bytes that can still be allocated without swapping, as far as the system tells."""
-    bounds = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                bounds.append(int(line.split()[1]) * 1024)
-        # A container may be given less than the machine has.
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / f"memory.{kind}").read_text() for kind in ("max", "current"))
-        if limit.strip() != "max":
-            statistics = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
-            reclaimable = int(statistics.get("inactive_file", 0))
-            bounds.append(int(limit) - int(used) + reclaimable)
-    except (OSError, ValueError):
-        pass
-    return max(min(bounds), 0) if bounds else None
-
-
 def package_version() -> str:
     """Version of eigenshot, also from a source tree that is not installed."""
     try:

@@ -18,7 +18,7 @@ from eigenshot.data.folder import load_folder
 from eigenshot.data.reader import DecodedSource
 from eigenshot.data.source import Source
 from eigenshot.errors import UserError
-from eigenshot.hardware import available_memory
+from eigenshot.machine import available_memory
 
 
 def put(path: Path, value: int = 0, *, side: int = 12, mode: str = "RGB") -> Path:

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from eigenshot.data.decode import check_options
-from eigenshot.data.decoding import Progress, by_row, cores, decode, decode_rows, run_tasks
+from eigenshot.data.decoding import Progress, by_row, decode, decode_rows, run_tasks
 from eigenshot.data.encoded import Encoded, Pictures, Unreadable
 from eigenshot.data.unreadable import check_max_unreadable, check_unreadable
 from eigenshot.errors import UserError
+from eigenshot.machine import cores
 
 # A chunk is what an interrupt can cost, and what is sent to a worker at a time.
 CHUNK_BYTES, _CHUNK_ROWS = 4 * 2**20, 512

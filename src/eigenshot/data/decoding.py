@@ -25,6 +25,7 @@ from PIL import Image
 from eigenshot.data.decode import UnreadableImage, read_image
 from eigenshot.data.encoded import Encoded, Pictures
 from eigenshot.errors import UserError
+from eigenshot.machine import cores
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -90,11 +91,6 @@ def _silence_pillow() -> None:
 def as_file(content: bytes | Path) -> BinaryIO | Path:
     """What Pillow opens."""
     return io.BytesIO(content) if isinstance(content, bytes) else content
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_pool(

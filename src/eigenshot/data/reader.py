@@ -27,7 +27,7 @@ from eigenshot.data.source import ArraySource, Source
 from eigenshot.data.streamed import StreamedSource
 from eigenshot.data.unreadable import check_max_unreadable
 from eigenshot.errors import UserError
-from eigenshot.hardware import available_memory
+from eigenshot.machine import available_memory
 
 Reader: TypeAlias = Literal["auto", "resident", "mapped", "streamed"]
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from eigenshot.data.decode import check_options
-from eigenshot.data.decoding import by_row, cores, decode, decode_rows, quiet_pillow
+from eigenshot.data.decoding import by_row, decode, decode_rows, quiet_pillow
 from eigenshot.data.encoded import Encoded, digest_of
 from eigenshot.data.prefetch import CHUNK, Filler, Tally, Window, chunks_of
 from eigenshot.data.source import Indices
 from eigenshot.data.unreadable import check_max_unreadable
 from eigenshot.errors import UserError
+from eigenshot.machine import cores
 
 _STRETCH = 32  # neighbouring rows in a spread
 

@@ -116,7 +116,7 @@ def _measure(parts: Parts) -> float:
     trial = dataclasses.replace(parts, method=copy.deepcopy(parts.method))
     optimizer = create_optimizer(trial.method, parts.config.optimizer, parts.fabric.device)
     step = create_step(trial, optimizer, Meter(), Reporter())
-    batch = int(parts.config.training.batch_size)
+    batch = int(parts.config.training.batch_size) // world_size()
     moments = []
     for _ in range(4):
         moments.append(_now(parts.fabric.device))

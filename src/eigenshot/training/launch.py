@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 from eigenshot.errors import UserError
+from eigenshot.machine import PROCESSES_VARIABLE
 
 # torch and lightning-fabric are imported where they are used: the command line asks for the number
 # of processes even where there is one, which needs neither.
@@ -145,6 +146,7 @@ def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
     # The statistics are of all processes' images already: there is nothing to send about.
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     logging.getLogger(Fabric.__module__.rpartition(".")[0]).setLevel(logging.WARNING)
+    os.environ[PROCESSES_VARIABLE] = str(devices)
     strategy = DDPStrategy(broadcast_buffers=False, cluster_environment=cluster)
     fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()

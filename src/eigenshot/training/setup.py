@@ -30,6 +30,7 @@ from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.randomness import derive_seed
 from eigenshot.reporter import Reporter
+from eigenshot.training.accumulation import check_method
 from eigenshot.training.launch import launch
 
 # What "auto" means for a folder of photographs: what the device can train in a day.
@@ -135,7 +136,7 @@ def load_source(config: Config, data: Any, device: str, reporter: Reporter) -> S
         data,
         image_size=None if size == "auto" else size,
         channels=config.data.channels,
-        split=pretraining_split(data),
+        split=pretraining_split(data, reporter),
         per_class=config.data.per_class,
         seed=config.data.seed,
         reading=reading(config, device, reporter, "reading images"),
@@ -230,6 +231,11 @@ def build(
         standardize=config.projector.standardize,
     )
     method = create_method(config.method.name, network, projector, **config.method.options)
+    check_method(
+        method,
+        micro_batches=config.training.micro_batches,
+        whole_batch_loss=config.training.whole_batch_loss,
+    )
     if initial is not None:
         initialise_from(network, initial)
     fabric = fabric or launch(device)

@@ -17,7 +17,6 @@ from eigenshot.training.accumulation import (
     accumulate_parts,
     accumulate_whole,
     check_draw,
-    check_method,
 )
 from eigenshot.training.meter import Meter
 from eigenshot.training.setup import Parts
@@ -53,7 +52,6 @@ class EagerStep:
         self.fabric, self.method, self.views = parts.fabric, parts.method, parts.views
         self.source, self.seed = parts.source, settings.seed
         self.micro_batches, self.whole = settings.micro_batches, settings.whole_batch_loss
-        check_method(self.method, micro_batches=self.micro_batches, whole_batch_loss=self.whole)
         self.optimizer = optimizer
         self.meter = meter
         self.module, self.stepper = self.fabric.setup(self.method, optimizer)
