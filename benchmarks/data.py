@@ -35,14 +35,14 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from eigenshot.data.benchmarks import BENCHMARKS, open_benchmark
-from eigenshot.data.cachebuild import decode_table
-from eigenshot.data.columns import choose_image_column
-from eigenshot.data.encoded import Selection
-from eigenshot.data.order import epoch_batches
-from eigenshot.data.reader import Reading, open_table
-from eigenshot.data.shards import ShardTable, open_shards
+from eigenshot.data.benchmarks.access import BENCHMARKS, open_benchmark
+from eigenshot.data.reading.chunks import decode_table
+from eigenshot.data.reading.order import epoch_batches
+from eigenshot.data.reading.reader import Reading, open_table
 from eigenshot.data.source import Source
+from eigenshot.data.tables.columns import choose_image_column
+from eigenshot.data.tables.encoded import Selection
+from eigenshot.data.tables.shards import ShardTable, open_shards
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
 from eigenshot.machine import cores

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from eigenshot.configfile import load_config
-from eigenshot.data.order import epoch_batches
+from eigenshot.data.reading.order import epoch_batches
 from eigenshot.data.source import ArraySource
 from eigenshot.files import write_json
 from eigenshot.hardware import choose_device, environment

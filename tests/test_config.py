@@ -16,7 +16,7 @@ from eigenshot.configfile import (
     parse_override,
     to_toml,
 )
-from eigenshot.data.augment import create_view
+from eigenshot.data.views.views import create_view
 from eigenshot.errors import UserError
 from eigenshot.methods import create_method
 from eigenshot.networks import Projector, create_backbone

@@ -17,9 +17,9 @@ data_app = typer.Typer(
 @data_app.command("list")
 def list_command() -> None:
     """List the benchmarks, and where their files are or are looked for."""
-    from eigenshot.data.benchmarks import BENCHMARKS, data_folder, locate
+    from eigenshot.data.benchmarks.access import BENCHMARKS, data_folder, locate
     from eigenshot.data.cache import cache_folder, mebibytes
-    from eigenshot.data.shards import find_shards
+    from eigenshot.data.tables.shards import find_shards
     from eigenshot.errors import UserError
 
     rows = [
@@ -55,9 +55,9 @@ def check_command(
 
     from rich.console import Console
 
-    from eigenshot.data.benchmarks import BENCHMARKS
-    from eigenshot.data.check import check_benchmark, check_table
-    from eigenshot.data.check_input import open_table_for_check
+    from eigenshot.data.benchmarks.access import BENCHMARKS
+    from eigenshot.data.benchmarks.check import check_benchmark, check_table
+    from eigenshot.data.benchmarks.check_input import open_table_for_check
     from eigenshot.errors import UserError
     from eigenshot.reporter import ConsoleReporter
 
@@ -88,8 +88,8 @@ def fetch_command(
     """Bring a data set, or what is missing of it, from the Hugging Face hub."""
     from rich.console import Console
 
-    from eigenshot.data.benchmarks import find_benchmark
-    from eigenshot.data.hub import fetch, fetch_benchmark, hub_folder
+    from eigenshot.data.benchmarks.access import find_benchmark
+    from eigenshot.data.benchmarks.hub import fetch, fetch_benchmark, hub_folder
     from eigenshot.errors import UserError
     from eigenshot.reporter import ConsoleReporter
 

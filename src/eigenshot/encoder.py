@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eigenshot.data.augment import normalise
 from eigenshot.data.opening import as_images
+from eigenshot.data.views.views import normalise
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.networks import Backbone, as_backbone, create_backbone
 from eigenshot.tensorfile import read_tensors, write_tensors

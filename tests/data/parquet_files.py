@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from eigenshot.data.shards import ShardTable, open_shards
+from eigenshot.data.tables.shards import ShardTable, open_shards
 
 CELL = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

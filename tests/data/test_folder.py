@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eigenshot.data import decoding, listing, reader
-from eigenshot.data.decode import read_image
 from eigenshot.data.folder import load_folder
-from eigenshot.data.reader import DecodedSource
+from eigenshot.data.reading import reader
+from eigenshot.data.reading import workers as decoding
+from eigenshot.data.reading.picture import read_image
+from eigenshot.data.reading.reader import DecodedSource
 from eigenshot.data.source import Source
+from eigenshot.data.tables import folder_table as listing
 from eigenshot.errors import UserError
 from eigenshot.machine import available_memory
 

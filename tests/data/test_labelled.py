@@ -9,7 +9,7 @@ import torch
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
-from tests.data.test_hub import Listener
+from tests.data.benchmarks.test_hub import Listener
 
 PIXELS = torch.arange(5, dtype=torch.uint8)[:, None, None, None]
 

@@ -21,10 +21,10 @@ from eigenshot.data.naming import (
     splits_of,
 )
 from eigenshot.data.opening import as_images, channel_statistics, open_source
-from eigenshot.data.reader import Reading, open_table
+from eigenshot.data.reading.reader import Reading, open_table
 from eigenshot.errors import UserError
+from tests.data.list_table import ListTable, noise_pngs
 from tests.data.parquet_files import picture, write, write_hub
-from tests.data.tables import ListTable, noise_pngs
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import nn
 
+from eigenshot.data.reading.streamed import StreamedSource
 from eigenshot.data.source import ArraySource
-from eigenshot.data.streamed import StreamedSource
 from eigenshot.encoder import Encoder, Preprocessing, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.features import KIND, encoder_digest, extract_features
 from eigenshot.networks import as_backbone
 from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import read_tensors, write_tensors
-from tests.data.tables import ListTable, noise_pngs
+from tests.data.list_table import ListTable, noise_pngs
 from tests.test_encoder import pictures, small_encoder
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from eigenshot.errors import UserError
 from eigenshot.evaluation.protocol import Bench, fewshot_of_run, knn_of_run, linear_of_run
+from tests.data.benchmarks.test_hub import Listener
 from tests.data.parquet_files import cells, picture, write, write_hub
-from tests.data.test_hub import Listener
 from tests.evaluation.test_features import small_encoder
 
 NAMES = ["cat", "dog"]
@@ -82,7 +82,7 @@ def test_the_choice_of_a_reader_is_said_where_it_is_unusual(
     bench.open(folder, "test")
     said = bench.reporter.notes  # type: ignore[attr-defined]
     assert said == []
-    monkeypatch.setattr("eigenshot.data.reader.available_memory", lambda: 1)
+    monkeypatch.setattr("eigenshot.data.reading.reader.available_memory", lambda: 1)
     bench.open(folder, "test")
     assert [text.partition(" (")[0] for text in said] == ["own"]
     assert "mapped" in said[0]

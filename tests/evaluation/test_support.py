@@ -13,8 +13,8 @@ from eigenshot.errors import UserError
 from eigenshot.evaluation import classify as classifying
 from eigenshot.evaluation.classify import classify
 from eigenshot.evaluation.support import open_support
+from tests.data.benchmarks.test_hub import Listener
 from tests.data.parquet_files import picture, write, write_hub
-from tests.data.test_hub import Listener
 from tests.evaluation.test_classifier import small_encoder, stripes
 from tests.evaluation.test_classify import write_pictures
 

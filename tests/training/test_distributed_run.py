@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from eigenshot.cli import app
-from eigenshot.data.order import epoch_batches
+from eigenshot.data.reading.order import epoch_batches
 from eigenshot.data.source import ArraySource
 from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError

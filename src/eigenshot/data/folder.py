@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import cast
 
-from eigenshot.data.decoding import Progress
-from eigenshot.data.layout import look_into
-from eigenshot.data.listing import FolderTable
-from eigenshot.data.reader import DecodedSource, Reading, open_table
+from eigenshot.data.reading.reader import DecodedSource, Reading, open_table
+from eigenshot.data.reading.workers import Progress
+from eigenshot.data.tables.folder_table import FolderTable
+from eigenshot.data.tables.layout import look_into
 
 
 def load_folder(

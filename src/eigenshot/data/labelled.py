@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from eigenshot.data.encoded import digest_of
-from eigenshot.data.findings import count_images
+from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.source import Indices, Source, to_indices
+from eigenshot.data.tables.encoded import digest_of
 from eigenshot.errors import UserError
 from eigenshot.reporter import Reporter
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from eigenshot.data import glyphs
-from eigenshot.data.benchmarks import BENCHMARKS, data_folder, open_benchmark
-from eigenshot.data.columns import USUAL_LABELS
-from eigenshot.data.encoded import Encoded
-from eigenshot.data.hub import fetch, hub_folder
-from eigenshot.data.layout import Layout, look_into
-from eigenshot.data.listing import FolderTable
-from eigenshot.data.shards import columns_of, open_shards
+from eigenshot.data.benchmarks.access import BENCHMARKS, data_folder, open_benchmark
+from eigenshot.data.benchmarks.hub import fetch, hub_folder
+from eigenshot.data.tables.columns import USUAL_LABELS
+from eigenshot.data.tables.encoded import Encoded
+from eigenshot.data.tables.folder_table import FolderTable
+from eigenshot.data.tables.layout import Layout, look_into
+from eigenshot.data.tables.shards import columns_of, open_shards
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.reporter import Reporter
 

@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from eigenshot.data.benchmarks import BENCHMARKS
-from eigenshot.data.colour import to_grey
-from eigenshot.data.decode import read_image, to_array
+from eigenshot.data.benchmarks.access import BENCHMARKS
 from eigenshot.data.glyphs import load_glyphs
 from eigenshot.data.naming import (
     BENCHMARK_NAMES,
@@ -24,8 +22,10 @@ from eigenshot.data.naming import (
     splits_of,
 )
 from eigenshot.data.npz import load_npz
-from eigenshot.data.reader import Reading, open_table
+from eigenshot.data.reading.picture import read_image, to_array
+from eigenshot.data.reading.reader import Reading, open_table
 from eigenshot.data.source import ArraySource, Source
+from eigenshot.data.views.colour import to_grey
 from eigenshot.errors import UserError
 from eigenshot.reporter import Reporter
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from eigenshot.data.arrays import pixels_from_array
-from eigenshot.data.decode import check_image_size
+from eigenshot.data.reading.picture import check_image_size
 from eigenshot.errors import UserError, did_you_mean
 
 Indices: TypeAlias = Sequence[int] | np.ndarray | torch.Tensor

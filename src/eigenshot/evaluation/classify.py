@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from eigenshot.data.decode import UnreadableImage, read_image
 from eigenshot.data.folder import load_folder
-from eigenshot.data.layout import look_into
+from eigenshot.data.reading.picture import UnreadableImage, read_image
 from eigenshot.data.source import ArraySource
+from eigenshot.data.tables.layout import look_into
 from eigenshot.encoder import Encoder, Preprocessing, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifier import FewShotClassifier

@@ -12,10 +12,10 @@ from typing import IO, Any
 import numpy as np
 from torch import nn
 
-from eigenshot.data.findings import count_images
+from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.naming import choose_split, folder_of
 from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
-from eigenshot.data.reader import Reading
+from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError

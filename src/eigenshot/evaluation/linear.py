@@ -19,8 +19,8 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional
 
-from eigenshot.data.augment import View, create_view
 from eigenshot.data.source import Source
+from eigenshot.data.views.views import View, create_view
 from eigenshot.encoder import Encoder
 from eigenshot.errors import TrainingDiverged, UserError
 from eigenshot.evaluation.logistic import NotConverged

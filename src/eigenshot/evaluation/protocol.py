@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from eigenshot.data.augment import View
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, label_advice, pretraining_split
 from eigenshot.data.opening import (
@@ -22,8 +21,9 @@ from eigenshot.data.opening import (
     tell_passed_over,
     tell_unreadable,
 )
-from eigenshot.data.reader import Reading
+from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
+from eigenshot.data.views.views import View
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import get_classifier

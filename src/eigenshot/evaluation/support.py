@@ -16,7 +16,7 @@ from eigenshot.data.folder import load_folder
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, is_picture_folder
 from eigenshot.data.opening import as_images, open_source
-from eigenshot.data.reader import DecodedSource
+from eigenshot.data.reading.reader import DecodedSource
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Preprocessing
 from eigenshot.errors import UserError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from eigenshot.data.augment import View, create_view
 from eigenshot.data.source import Source
+from eigenshot.data.views.views import View, create_view
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
 from eigenshot.randomness import torch_generator

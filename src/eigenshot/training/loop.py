@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from eigenshot.collective import any_rank, rank, world_size
-from eigenshot.data.order import epoch_batches
+from eigenshot.data.reading.order import epoch_batches
 from eigenshot.errors import TrainingDiverged
 from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter

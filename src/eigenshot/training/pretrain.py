@@ -16,8 +16,8 @@ from eigenshot.collective import mean_over_ranks, rank
 from eigenshot.config import Config
 from eigenshot.data.naming import choose_split
 from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
-from eigenshot.data.order import window_in_use
-from eigenshot.data.reader import Reading
+from eigenshot.data.reading.order import window_in_use
+from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, encoder_path, initialise_from
 from eigenshot.errors import TrainingDiverged

@@ -13,15 +13,15 @@ from torch import nn
 
 from eigenshot.config import BackboneConfig, Config
 from eigenshot.configfile import list_recipes
-from eigenshot.data.augment import TwoViews, create_view
 from eigenshot.data.naming import is_benchmark, is_sizeless, pretraining_split
 from eigenshot.data.opening import (
     channel_statistics,
     open_source,
     tell_passed_over,
 )
-from eigenshot.data.reader import Reading
+from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import ArraySource, Source
+from eigenshot.data.views.views import TwoViews, create_view
 from eigenshot.encoder import Encoder, Preprocessing, initialise_from, resolve_precision
 from eigenshot.errors import UserError
 from eigenshot.hardware import package_version

@@ -1,0 +1,1 @@
+"""Named data sets: their splits, where they come from, whether they are in order."""

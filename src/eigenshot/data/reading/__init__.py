@@ -1,0 +1,1 @@
+"""From tables to sources: resident, mapped, streamed."""

@@ -1,0 +1,1 @@
+"""Pictures that are still encoded: shards, folders, arrays, selections."""

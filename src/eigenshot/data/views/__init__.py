@@ -1,0 +1,1 @@
+"""Random views of pictures, made on the device."""
