@@ -14,6 +14,7 @@ Images are noise of the data sets' sizes and numbers: only their shape matters f
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import time
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from eigenshot.configfile import load_config
+from eigenshot.configfile import load_config, parse_override
 from eigenshot.data.reading.order import epoch_batches
 from eigenshot.data.source import ArraySource
+from eigenshot.errors import UserError
 from eigenshot.files import write_json
 from eigenshot.hardware import choose_device, environment
 from eigenshot.machine import cores
@@ -145,8 +147,8 @@ class Pictures(Dataset[Any]):
         return self.transform(Image.fromarray(self.pixels[row]))
 
 
-def peer_rate(case: Case, device: str, batch: int, backbone_name: str) -> dict[str, float]:
-    """Images a second of LightlySSL's Barlow Twins over two epochs, the better one."""
+def peer_rate(case: Case, device: str, batch: int, backbone_name: str, epochs: int) -> float:
+    """Images a second of LightlySSL's Barlow Twins, the best of ``epochs`` after a first one."""
     from lightly.loss import BarlowTwinsLoss
     from lightly.models.modules import BarlowTwinsProjectionHead
     from lightly.transforms import SimCLRTransform
@@ -167,7 +169,7 @@ def peer_rate(case: Case, device: str, batch: int, backbone_name: str) -> dict[s
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     loss_of, half, times = BarlowTwinsLoss(), device == "cuda", []
-    for _ in range(3):
+    for _ in range(epochs + 1):
         began, images = time.perf_counter(), 0
         for views in loader:
             one, other = (
@@ -182,7 +184,7 @@ def peer_rate(case: Case, device: str, batch: int, backbone_name: str) -> dict[s
             images += len(one)
         float(loss)
         times.append(time.perf_counter() - began)
-    return {"images_per_second": images / min(times[1:])}
+    return images / min(times[1:])
 
 
 def _now(device: torch.device) -> float:
@@ -203,8 +205,13 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.epochs < 1:
+        parser.error(f"expected at least 1 epoch, found {options.epochs}")
     if options.peer:
         sys.path.insert(0, str(options.peer))
+    with_peer = importlib.util.find_spec("lightly") is not None
+    if options.peer and not with_peer:
+        parser.error(f"there is no package 'lightly' in {options.peer}")
     device = choose_device(options.device)
     rate = matrix_rate(torch.device(device))
     print(f"matrix products: {rate / 1e12:.0f} TFLOP/s", flush=True)
@@ -213,7 +220,7 @@ def main() -> None:
         case = CASES[name]
         if options.images:
             case = Case(case.recipe, options.images, case.size)
-        settings = dict(text.split("=", 1) for text in options.settings)
+        settings = dict(parse_override(text) for text in options.settings)
         parts = prepare(case, device, {"engine.compile": options.compile, **settings})
         batch = int(parts.config.training.batch_size)
         operations = operations_a_step(parts)
@@ -221,8 +228,9 @@ def main() -> None:
         share = operations * row["images_per_second"] / batch / rate
         row |= {"share_of_matrix_rate": share, "operations_a_step": operations}
         shown = ""
-        if options.peer:
-            peer = peer_rate(case, device, batch, parts.config.backbone.name)["images_per_second"]
+        if with_peer:
+            name_of_network = parts.config.backbone.name
+            peer = peer_rate(case, device, batch, name_of_network, options.epochs)
             row |= {"peer_images_per_second": peer, "ratio": row["images_per_second"] / peer}
             shown = f"; LightlySSL {peer:,.0f}: {row['ratio']:.2f} times"
         print(
@@ -248,4 +256,7 @@ def _rounded(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
