@@ -75,6 +75,16 @@ def test_version_and_help(shell: Shell) -> None:
         assert option in out
 
 
+@pytest.mark.parametrize("command", ["demo", "classify"])
+def test_what_one_process_does_is_refused_to_several(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert f"'{command}' is the work of one process, but 2 were" in shell.refused(command)
+
+
 def test_help_does_not_wait_for_torch() -> None:
     program = "import sys; sys.argv = ['eigenshot', '--help']\nfrom eigenshot.cli import main\n"
     program += "try: main()\nexcept SystemExit: print('torch' in sys.modules)"

@@ -157,3 +157,25 @@ class TestTransform:
         (tmp_path / "a.png").write_bytes(b"no")
         with pytest.raises(UserError, match=r"a\.png"):
             encoder.transform([tmp_path / "a.png"])
+
+    def test_weights_stay_where_they_are_in_memory(self) -> None:
+        backbone = create_backbone("resnet12", in_channels=1)
+        backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        encoder = Encoder(backbone, Preprocessing(16, 1, (0.5,), (0.5,)), {"name": "resnet12"})
+        before = {name: value.data_ptr() for name, value in backbone.state_dict().items()}
+        for _ in range(2):
+            encoder.transform(pictures(2))
+        assert {name: value.data_ptr() for name, value in backbone.state_dict().items()} == before
+
+    def test_images_and_views_of_them_have_one_way_to_features(self) -> None:
+        encoder = small_encoder()
+        encoder.backbone.eval()
+        images = torch.from_numpy(pictures()).permute(0, 3, 1, 2)
+        with torch.no_grad():
+            found = encoder.features(images)
+            assert torch.equal(encoder.features(encoder.normalise(images)), found)
+        np.testing.assert_array_equal(found.numpy(), encoder.transform(pictures()))
+
+    def test_a_cpu_does_not_compute_in_half_precision(self) -> None:
+        with pytest.raises(UserError, match="bf16 needs a GPU"):
+            small_encoder().transform(pictures(), precision="bf16")

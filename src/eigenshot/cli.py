@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from eigenshot.cli_classify import classify
-from eigenshot.cli_common import DATA_HELP, find_own_code
+from eigenshot.cli_common import DATA_HELP, find_own_code, refuse_several
 from eigenshot.cli_data import data_app
 from eigenshot.cli_embed import embed_command
 from eigenshot.cli_evaluate import evaluate
@@ -66,6 +66,7 @@ def demo(
     """The whole story on embedded data: learn from unlabelled characters, read unseen ones."""
     from eigenshot.demo import run_demo
 
+    refuse_several("demo")
     result = run_demo(out, seed=seed, device=device, console=_stderr)
     typer.echo(result.table())
     typer.echo(f"\n{result.seconds:.0f} s; see {out / 'demo.png'} and {out / 'demo.json'}")
@@ -121,7 +122,10 @@ def pretrain(
         typer.Option(help="Compile the network: auto (if the run is long enough), on or off."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of the network's work: auto (bf16 on CUDA), float32, bf16.")
+        str | None,
+        typer.Option(
+            help="Of the network's work: auto (bf16 where the GPU has it), float32 or bf16."
+        ),
     ] = None,
 ) -> None:
     """Learn an encoder from unlabelled images."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import find_own_code
+from eigenshot.cli_common import find_own_code, refuse_several
 from eigenshot.errors import UserError
 
 
@@ -55,6 +55,7 @@ def classify(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Classify your own images from a few examples of each class."""
+    refuse_several("classify")
     given = list(paths or [])
     if classifier is None and not given:
         raise UserError("expected a run's folder, or --classifier FILE, found neither")

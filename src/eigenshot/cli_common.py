@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from eigenshot.errors import UserError
+
+PrecisionOption = Annotated[
+    str,
+    typer.Option(help="Of the network's work: auto (bf16 where a GPU computes in it) or float32."),
+]
 
 DATA_HELP = (
     "A folder of images, a benchmark (see 'eigenshot data list'), a folder or file of parquet "
@@ -15,3 +27,31 @@ def find_own_code(*names: str | None) -> None:
     """Let ``package.module:Name`` be found beside the user; what is installed still comes first."""
     if any(name is not None and ":" in name for name in names):
         sys.path.append(os.getcwd())
+
+
+@contextlib.contextmanager
+def together(device: str) -> Iterator[bool]:
+    """Work with the other processes that torchrun or srun have started; one of them speaks."""
+    from eigenshot.training.launch import launch, parting, processes
+
+    devices, nodes = processes(1, 1, os.environ)
+    if devices * nodes == 1:
+        yield True
+        return
+    from eigenshot.hardware import choose_device
+
+    fabric = launch(choose_device(device), devices, nodes)
+    with parting(fabric):
+        yield fabric.is_global_zero
+
+
+def refuse_several(command: str) -> None:
+    """Refuse a command that torchrun or srun have started several times."""
+    from eigenshot.training.launch import processes
+
+    devices, nodes = processes(1, 1, os.environ)
+    if devices * nodes > 1:
+        raise UserError(
+            f"'{command}' is the work of one process, but {devices * nodes} were started; start it "
+            "without torchrun or srun"
+        )

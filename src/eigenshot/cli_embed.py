@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, find_own_code
+from eigenshot.cli_common import DATA_HELP, PrecisionOption, find_own_code, together
 
 
 def embed_command(
@@ -26,22 +26,27 @@ def embed_command(
         bool, typer.Option("--no-cache", help="Compute anew and keep nothing in the cache.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Write the features of images to a file, with labels and paths where they are known."""
     from rich.console import Console
 
     from eigenshot.evaluation.embed import embed
-    from eigenshot.reporter import ConsoleReporter
+    from eigenshot.reporter import ConsoleReporter, Reporter
 
     find_own_code(backbone)
-    file = embed(
-        run,
-        data,
-        out,
-        split=split,
-        backbone=backbone,
-        device=device,
-        reporter=ConsoleReporter(Console(stderr=True)),
-        cache=not no_cache,
-    )
-    typer.echo(f"features in {file}")
+    with together(device) as speaks:
+        file = embed(
+            run,
+            data,
+            out,
+            split=split,
+            backbone=backbone,
+            device=device,
+            reporter=ConsoleReporter(Console(stderr=True)) if speaks else Reporter(),
+            cache=not no_cache,
+            precision=precision,  # type: ignore[arg-type]
+            together=True,
+        )
+    if speaks:
+        typer.echo(f"features in {file}")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, find_own_code
+from eigenshot.cli_common import DATA_HELP, PrecisionOption, find_own_code, together
 
 if TYPE_CHECKING:
     from eigenshot.evaluation.protocol import Bench
@@ -31,23 +28,14 @@ TrainOption = Annotated[str, typer.Option(help="Labelled images to learn from.")
 TestOption = Annotated[str, typer.Option(help="Labelled images of the same classes to test on.")]
 
 
-@contextlib.contextmanager
-def _together(device: str) -> Iterator[bool]:
-    """Evaluate with the other processes that torchrun or srun have started; one of them speaks."""
-    from eigenshot.training.launch import launch, parting, processes
-
-    devices, nodes = processes(1, 1, os.environ)
-    if devices * nodes == 1:
-        yield True
-        return
-    from eigenshot.hardware import choose_device
-
-    fabric = launch(choose_device(device), devices, nodes)
-    with parting(fabric):
-        yield fabric.is_global_zero
-
-
-def _bench(run: Path, device: str, backbone: str | None, normalise: str, speaks: bool) -> Bench:
+def _bench(
+    run: Path,
+    device: str,
+    precision: str,
+    backbone: str | None,
+    normalise: str,
+    speaks: bool,
+) -> Bench:
     from rich.console import Console
 
     from eigenshot.evaluation.protocol import Bench
@@ -55,7 +43,7 @@ def _bench(run: Path, device: str, backbone: str | None, normalise: str, speaks:
 
     find_own_code(backbone)
     reporter = ConsoleReporter(Console(stderr=True)) if speaks else Reporter()
-    return Bench(run, device, backbone, normalise, reporter)  # type: ignore[arg-type]
+    return Bench(run, device, backbone, normalise, reporter, precision)  # type: ignore[arg-type]
 
 
 @evaluate.command("fewshot")
@@ -100,6 +88,7 @@ def fewshot(
     normalise: NormaliseOption = "encoder",
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Few-shot accuracy with its 95 % interval, on frozen features."""
     from eigenshot.evaluation.fewshot import paired_difference
@@ -121,11 +110,11 @@ def fewshot(
         "interval": interval,
     }
     differences: dict[int, tuple[float, float]] = {}
-    with _together(device) as speaks:
-        bench = _bench(run, device, backbone, normalise, speaks)
+    with together(device) as speaks:
+        bench = _bench(run, device, precision, backbone, normalise, speaks)
         results = fewshot_of_run(bench, data, **settings)
         if against is not None:
-            bench = _bench(against, device, backbone, normalise, speaks)
+            bench = _bench(against, device, precision, backbone, normalise, speaks)
             others = fewshot_of_run(bench, data, **settings)
             for (result, _), (other, _) in zip(results, others, strict=True):
                 differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]
@@ -184,13 +173,14 @@ def linear(
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Accuracy of a linear classifier on the frozen encoder, train and test of the same classes."""
     from eigenshot.evaluation.protocol import linear_of_run
 
-    with _together(device) as speaks:
+    with together(device) as speaks:
         result = linear_of_run(
-            _bench(run, device, backbone, "encoder", speaks),
+            _bench(run, device, precision, backbone, "encoder", speaks),
             train,
             test,
             exact=exact,
@@ -215,13 +205,14 @@ def knn(
     normalise: NormaliseOption = "encoder",
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Accuracy of the weighted vote of the nearest training images."""
     from eigenshot.evaluation.protocol import knn_of_run
 
-    with _together(device) as speaks:
+    with together(device) as speaks:
         accuracy = knn_of_run(
-            _bench(run, device, backbone, normalise, speaks),
+            _bench(run, device, precision, backbone, normalise, speaks),
             train,
             test,
             neighbours=neighbours,

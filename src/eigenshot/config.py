@@ -87,7 +87,9 @@ class TrainingConfig:
 class EngineConfig:
     """How a step is run: rounding aside, the same is learned in every way."""
 
-    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on CUDA
+    precision: Literal["auto", "float32", "bf16"] = (
+        "auto"  # auto: bf16 where the GPU computes in it
+    )
     compile: Literal["auto", "on", "off"] = "auto"  # auto: where a run is long enough to repay it
     capture: Literal["auto", "off"] = "auto"  # the step as a CUDA graph where that is possible
 

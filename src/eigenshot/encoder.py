@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,23 +15,14 @@ from torch import Tensor, nn
 from eigenshot.data.opening import as_images
 from eigenshot.data.views.views import normalise
 from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.hardware import Precision, resolve_precision
 from eigenshot.networks import Backbone, as_backbone, create_backbone
 from eigenshot.tensorfile import read_tensors, write_tensors
 
 FORMAT = "eigenshot-encoder"
 FILE_NAME = "encoder.safetensors"
 
-Precision: TypeAlias = Literal["auto", "float32", "bf16"]
 _BATCH_SIZE = {"cuda": 1024}
-
-
-def resolve_precision(precision: Precision, device_type: str) -> Precision:
-    """``"auto"`` is bf16 on CUDA; on a CPU that is slower where it works at all."""
-    if precision not in ("auto", "float32", "bf16"):
-        raise UserError(f"unknown precision '{precision}'; known: auto, float32, bf16")
-    if precision == "auto":
-        return "bf16" if device_type == "cuda" else "float32"
-    return precision
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,8 @@ class Encoder:
         images : a source, a folder, image files, Pillow images, or an array ``(N, H, W)``,
             ``(N, H, W, C)`` or ``(N, C, H, W)``; resized to what the encoder was trained on.
         batch_size : images at once; by default what keeps the device busy.
-        precision : of the network's work: ``"bf16"`` (by default on CUDA) or ``"float32"``.
+        precision : of the network's work: ``"bf16"``, by default where the GPU computes in it, or
+            ``"float32"``.
         progress : called with the number of images done and of all.
         """
         if batch_size is not None and batch_size < 1:
@@ -87,27 +80,50 @@ class Encoder:
             images, image_size=self.preprocessing.image_size, channels=self.preprocessing.channels
         )
         kind = torch.device(device).type
-        half = resolve_precision(precision, kind) == "bf16"
+        precision = resolve_precision(precision, kind)
         batch = batch_size or _BATCH_SIZE.get(kind, 256)
         was_training = self.backbone.training
-        self.backbone.eval()
-        self.backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.to(device).backbone.eval()
         # They stay on the device to the end, so that no batch waits for the one before.
         features = torch.empty((len(source), self.out_features), device=device)
         try:
             for start in range(0, len(source), batch):
                 rows = np.arange(start, min(start + batch, len(source)))
-                pictures = self.normalise(source.images(rows).to(device))
-                with torch.autocast(kind, torch.bfloat16, enabled=half):
-                    features[start : start + len(rows)] = self.backbone(
-                        pictures.contiguous(memory_format=torch.channels_last)
-                    )
+                pictures = source.images(rows).to(device)
+                features[start : start + len(rows)] = self.features(pictures, precision=precision)
                 if progress is not None:
                     progress(start + len(rows), len(source))
         finally:
             self.backbone.train(was_training)
         result: np.ndarray = features.cpu().numpy()
         return result
+
+    def to(self, device: torch.device | str) -> Self:
+        """Bring the backbone to ``device``; one that is there stays in its place in memory.
+
+        A captured training step knows the weights by their addresses, and a change of layout may
+        copy even those whose layout is right.
+        """
+        wanted = torch.empty(0, device=device).device  # with its number
+        tensors = chain(self.backbone.parameters(), self.backbone.buffers())
+        if any(tensor.device != wanted for tensor in tensors):
+            self.backbone.to(wanted, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self
+
+    def features(self, images: Tensor, *, precision: Precision = "auto") -> Tensor:
+        """Features of ``(B, C, H, W)`` on the backbone's device, float32 ``(B, out_features)``.
+
+        uint8 images are normalised first; views are float32 and have been. All features are made
+        here, so that those of training and of test images have one precision. The backbone stays
+        in its mode.
+        """
+        kind = images.device.type
+        half = resolve_precision(precision, kind) == "bf16"
+        pictures = self.normalise(images) if images.dtype == torch.uint8 else images
+        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(kind, torch.bfloat16, enabled=half):
+            found: Tensor = self.backbone(pictures)
+        return found.float()
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 ``(B, C, H, W)`` to what the backbone takes, float32 of the same shape."""
@@ -192,7 +208,8 @@ def encoder_from(
     else:
         network = create_backbone(name, in_channels=channels, **options)
     load_weights(network, tensors, file)
-    network.eval()
+    # Convolutions are quicker so, on a CPU too.
+    network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Encoder(network, preprocessing, architecture, dict(header.get("provenance", {})))
 
 

@@ -1,4 +1,4 @@
-"""What a run runs on: the device, and the record of versions, hardware and commit."""
+"""What a run runs on: the device, its precision, the record of versions, hardware and commit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from eigenshot.errors import UserError
+
+Precision: TypeAlias = Literal["auto", "float32", "bf16"]
 
 
 def choose_device(name: str) -> str:
@@ -24,6 +26,34 @@ def choose_device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is available here; use --device cpu")
     return name
+
+
+def resolve_precision(precision: Precision, device_type: str) -> Precision:
+    """``"auto"`` is bf16 on a CUDA device that computes in it, else float32.
+
+    bf16 is refused elsewhere: a CPU without it may end the process.
+    """
+    if precision not in ("auto", "float32", "bf16"):
+        raise UserError(f"unknown precision '{precision}'; known: auto, float32, bf16")
+    if precision == "float32":
+        return precision
+    if device_type == "cuda" and _cuda_computes_in_bf16():
+        return "bf16"
+    if precision == "bf16":
+        found = "one that does not" if device_type == "cuda" else f"the device '{device_type}'"
+        raise UserError(
+            f"the precision bf16 needs a GPU that computes in it, found {found}; use the precision "
+            "float32 or auto"
+        )
+    return "float32"
+
+
+def _cuda_computes_in_bf16() -> bool:
+    """Whether the device has bf16 itself; emulated it is slower than float32."""
+    try:
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    except TypeError:  # an older torch, which counts no emulation
+        return torch.cuda.is_bf16_supported()
 
 
 def package_version() -> str:

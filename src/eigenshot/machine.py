@@ -10,17 +10,25 @@ PROCESSES_VARIABLE = "EIGENSHOT_LOCAL_PROCESSES"
 
 
 def local_processes() -> int:
-    """How many processes train together on this machine."""
-    return max(1, int(os.environ.get(PROCESSES_VARIABLE, "1")))
+    """How many processes train together on this machine; 1 where the variable is no number."""
+    try:
+        return max(1, int(os.environ.get(PROCESSES_VARIABLE, "1")))
+    except ValueError:
+        return 1
 
 
 def cores() -> int:
-    """The cores that this process may use; those of a machine are shared by what trains on it."""
+    """The cores that this process may use.
+
+    Those of a whole machine are shared by what trains on it. A process that is bound to some of
+    them has been given its share by whoever started it.
+    """
+    everything = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    return max(1, count // local_processes())
+        own = len(os.sched_getaffinity(0))
+        if own != everything:
+            return own
+    return max(1, everything // local_processes())
 
 
 def available_memory() -> int | None:

@@ -184,6 +184,14 @@ class TestCommand:
         assert "accuracy 100.0%" in text
         assert len([line for line in text.splitlines() if ".png" in line]) == 6
 
+    def test_several_processes_are_refused(
+        self, app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        with pytest.raises(UserError, match="work of one process, but 4 were started"):
+            self.run(app, "run", "--support", "s", "--query", "q")
+
     def test_what_a_shell_makes_of_a_star(self, app: typer.Typer, place: Path) -> None:
         files = sorted((place / "queries").rglob("*.png"))
         out = self.run(app, place, "--support", place / "support", "--json", "--query", *files)

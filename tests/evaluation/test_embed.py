@@ -274,6 +274,14 @@ class TestCommand:
         with np.load("f.npz") as read:
             np.testing.assert_array_equal(read["features"], encoder.transform(pictures()))
 
+    def test_a_precision_that_the_device_has_not(
+        self, run: Path, photos: Path, tmp_path: Path
+    ) -> None:
+        arguments = [str(run), str(photos), "--out", str(tmp_path / "f.npz"), "--device", "cpu"]
+        done = CliRunner().invoke(self.app, [*arguments, "--precision", "bf16"])
+        assert "bf16 needs a GPU" in str(done.exception)
+        assert not (tmp_path / "f.npz").exists()
+
     def test_out_is_needed(self, run: Path) -> None:
         assert CliRunner().invoke(self.app, [str(run), "glyphs"]).exit_code == 2
 

@@ -143,6 +143,17 @@ class TestCache:
 
 
 class TestKey:
+    def test_the_precision_is_part_of_it_as_it_was_settled(self, cache: Path) -> None:
+        encoder = small_encoder()
+        extract_features(encoder, pictures())
+        with counted_forwards(encoder) as runs:
+            extract_features(encoder, pictures(), precision="float32")
+        assert not runs
+        (entry,) = entries(cache)
+        assert read_tensors(entry, kind=KIND)[1]["precision"] == "float32"
+        with pytest.raises(UserError, match="bf16 needs a GPU"):
+            extract_features(encoder, pictures(), precision="bf16")
+
     def test_whatever_decides_the_features_makes_another_entry(self, cache: Path) -> None:
         encoder, images = small_encoder(), pictures()
         extract_features(encoder, images)

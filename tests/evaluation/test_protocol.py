@@ -86,3 +86,9 @@ def test_the_choice_of_a_reader_is_said_where_it_is_unusual(
     bench.open(folder, "test")
     assert [text.partition(" (")[0] for text in said] == ["own"]
     assert "mapped" in said[0]
+
+
+def test_a_precision_that_the_device_has_not(bench: Bench) -> None:
+    assert bench.precision == "float32"
+    with pytest.raises(UserError, match="bf16 needs a GPU"):
+        Bench(bench.run, device="cpu", precision="bf16")

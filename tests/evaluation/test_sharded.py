@@ -57,7 +57,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_rank(folder: Path) -> Results:
-    from eigenshot.evaluation import fewshot
+    from eigenshot.evaluation import fewshot, sharded
 
     fewshot._CHUNK_BYTES = PIECES
     # The second process would find nothing in its cache, and must not look.
@@ -67,6 +67,9 @@ def on_rank(folder: Path) -> Results:
     small = extract_features(encoder(), images(), cache=False, together=True)
     rows = np.arange(14.0).reshape(7, 2)
     part = share(7, 2)
+    whole = put_together(rows[part], 7, 2)
+    sharded._ROWS_AT_ONCE = 3  # in pieces, of which the last is shorter
+    pieces = put_together(rows[part], 7, 2)
     alone = from_first(rows.astype(np.float32) if rank() == 0 else None, (7, 2))
     assert alone is not None
     return {
@@ -74,7 +77,8 @@ def on_rank(folder: Path) -> Results:
         "cached": torch.from_numpy(cached),
         "small": torch.from_numpy(small),
         "part": (part.start, part.stop),
-        "rows": torch.from_numpy(put_together(rows[part], 7, 2)),
+        "rows": torch.from_numpy(whole),
+        "pieces": torch.from_numpy(pieces),
         "few": torch.from_numpy(put_together(rows[share(1)], 1)),
         "from first": torch.from_numpy(alone),
         "nothing": from_first(None, (7, 2)) is None,
@@ -130,6 +134,7 @@ class TestTwoProcesses:
         assert [found["part"] for found in results] == [(0, 4), (4, 7)]
         for found in results:
             assert found["rows"].flatten().tolist() == list(range(14))
+            assert found["pieces"].flatten().tolist() == list(range(14))
             assert found["few"].flatten().tolist() == [0, 1]
 
     def test_what_the_first_has_all_have(self, results: list[Results]) -> None:

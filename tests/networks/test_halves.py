@@ -78,3 +78,15 @@ def test_layers_with_ways_of_their_own_are_left_alone() -> None:
         assert not can_keep_halves_apart(module)
         assert [type(part) for part in module] == before
     assert can_keep_halves_apart(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3)))
+
+
+def test_a_layer_of_unknown_origin_may_look_at_the_whole_batch() -> None:
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(dim=0)
+
+    network = nn.Sequential(nn.BatchNorm1d(3), Centred())
+    assert not can_keep_halves_apart(network)
+    assert type(network[0]) is nn.BatchNorm1d
+    traced = torch.fx.symbolic_trace(network)
+    assert not can_keep_halves_apart(nn.Sequential(traced)), "torch's class, someone's code"

@@ -483,9 +483,10 @@ def test_bad_values_are_named(changes: dict[str, Any], sentence: str) -> None:
         settings(**changes)
 
 
-def test_an_automatic_batch_size_is_checked_once_it_is_known(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a batch of 32 does not split into 5 equal parts"):
-        run(tmp_path / "run", training__batch_size="auto", training__micro_batches=5)
+def test_an_automatic_batch_size_is_one_that_splits(tmp_path: Path) -> None:
+    run(tmp_path / "run", training__batch_size="auto", training__micro_batches=5)
+    settings = (tmp_path / "run" / "config.toml").read_text()
+    assert "batch_size = 30" in settings, "the nearest below 32"
 
 
 @pytest.mark.parametrize("accumulate", [accumulate_parts, accumulate_whole])

@@ -15,7 +15,7 @@ from eigenshot.configfile import load_config
 from eigenshot.data.source import ArraySource
 from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod, Mix
 from eigenshot.reporter import Reporter
-from eigenshot.training.captured import CapturedStep, CaptureFailed, split_draw
+from eigenshot.training.captured import CapturedStep, CaptureFailed, graph_key, split_draw
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.meter import Meter
@@ -87,6 +87,79 @@ def test_a_draw_is_split_into_what_is_filled_and_what_is_chosen() -> None:
         split_draw(Unhashable([1]))
 
 
+def test_one_graph_serves_what_differs_in_values_of_tensors_only() -> None:
+    mix = Mix(3, torch.tensor(0.5), torch.arange(4))
+    assert graph_key(mix, 4) == graph_key(Mix(3, torch.tensor(0.7), torch.randperm(4)), 4)
+    others = (
+        Mix(2, mix.coefficient, mix.permutation),
+        Mix(3, mix.coefficient.double(), mix.permutation),
+        Mix(3, mix.coefficient.expand(4), mix.permutation),
+    )
+    keys = {graph_key(other, 4) for other in (mix, *others)} | {graph_key(mix, 8)}
+    assert len(keys) == 5
+
+
+@pytest.fixture
+def idle_step(monkeypatch: pytest.MonkeyPatch) -> CapturedStep:
+    """A step on a CPU, of which everything but a capture can be tried."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    parts = parts_of("cpu", backbone__options__widths=[4, 6, 8, 10], projector__width=16)
+    optimizer = create_optimizer(parts.method, parts.config.optimizer, torch.device("cpu"))
+    return CapturedStep(parts, optimizer, Meter(), Reporter())
+
+
+def test_trial_steps_are_undone(idle_step: CapturedStep) -> None:
+    before = {name: value.clone() for name, value in idle_step.method.state_dict().items()}
+    kept = idle_step._keep()
+    idle_step.prepare(0, 0.1)
+    idle_step.advance(idle_step.pixels[:32], idle_step.draw(0, 32))
+    idle_step._put_back(kept)
+    after = idle_step.method.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    slots = [slot["momentum_buffer"] for slot in idle_step.optimizer.state.values()]
+    assert slots
+    assert not any(slot.any() for slot in slots)
+
+
+def test_a_replaced_buffer_cannot_be_captured_and_is_put_back(idle_step: CapturedStep) -> None:
+    method = idle_step.method
+    method.register_buffer("seen", torch.zeros(1))
+    method.register_buffer("late", None)
+    own = method.seen
+    kept = idle_step._keep()
+    own += 1
+    method.seen = method.seen + 1
+    method.late = torch.ones(1)
+    with pytest.raises(CaptureFailed, match="replaces 'late', 'seen'"):
+        idle_step._put_back(kept)
+    assert method.seen is own
+    assert own == 0
+    assert method.late is None
+
+
+def test_graphs_are_forgotten_when_a_weight_moves(idle_step: CapturedStep) -> None:
+    idle_step._check_addresses()
+    idle_step.graphs["any"] = None  # type: ignore[assignment]
+    idle_step._check_addresses()
+    assert idle_step.graphs, "nothing moved"
+    weight = next(idle_step.method.parameters())
+    weight.data = weight.data.clone()
+    idle_step._check_addresses()
+    assert not idle_step.graphs
+    idle_step.graphs["any"] = None  # type: ignore[assignment]
+    weight.data = weight.data.clone()
+    with pytest.raises(CaptureFailed, match="again and again"):
+        idle_step._check_addresses()
+
+
+def test_choices_without_end_are_no_choices(idle_step: CapturedStep) -> None:
+    for number in range(16):
+        idle_step.graphs[number] = None  # type: ignore[assignment]
+    with pytest.raises(CaptureFailed, match="make it a tensor"):
+        idle_step._capture_in_some_form(None, torch.arange(32))
+
+
 def test_on_a_cpu_steps_run_plainly_and_nothing_is_said() -> None:
     parts = parts_of("cpu")
     recorder = Recorder()
@@ -139,6 +212,42 @@ def test_capturing_leaves_weights_statistics_and_momentum_alone() -> None:
     assert all(float(slot.abs().max()) == 0 for slot in slots if isinstance(slot, Tensor))
     assert step.meter.sums is not None
     assert float(step.meter.sums.abs().max()) == 0
+
+
+class Queueing(DeepLaplacianEigenmapsMethod):
+    """A method with a pointer on the host and a queue that it fills by it."""
+
+    steps = 0
+
+    def after_step(self) -> None:
+        self.queue[self.steps % len(self.queue)] = self.steps
+        self.steps += 1
+
+
+@pytest.mark.gpu
+def test_after_step_runs_on_the_host_at_every_step() -> None:
+    parts, recorder = parts_of(), Recorder()
+    parts.method.__class__ = Queueing
+    parts.method.register_buffer("queue", torch.zeros(5, device="cuda"))
+    run(parts, CapturedStep, recorder)
+    assert recorder.notes == [], "nothing fell back"
+    assert parts.method.steps == 12
+    assert parts.method.queue.tolist() == [10, 11, 7, 8, 9]
+
+
+@pytest.mark.gpu
+def test_a_moved_weight_is_trained_at_its_new_place() -> None:
+    captured, plain, recorder = parts_of(), parts_of(), Recorder()
+    for parts, kind in ((captured, CapturedStep), (plain, EagerStep)):
+        optimizer = create_optimizer(parts.method, parts.config.optimizer, parts.fabric.device)
+        extra = (recorder,) if kind is CapturedStep else ()
+        step = kind(parts, optimizer, Meter(), *extra)
+        train(step)
+        for tensor in (*parts.method.parameters(), *parts.method.buffers()):
+            tensor.data = tensor.data.clone()
+        train(step)
+    assert recorder.notes == [], "nothing fell back"
+    assert distance(captured, plain) < 1e-3
 
 
 class Peeking(DeepLaplacianEigenmapsMethod):

@@ -182,6 +182,20 @@ def test_processes_evaluate_together_and_one_prints(unbroken: tuple[Path, str, s
     assert "taken from the cache" in alone.stderr, "where the first of the two has put them"
 
 
+def test_processes_embed_together_and_one_writes(
+    unbroken: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    command = ["embed", str(unbroken[0]), "glyphs", "--no-cache", "--device", "cpu", "--out"]
+    together, alone = tmp_path / "together.npz", tmp_path / "alone.npz"
+    code, output, messages = ended(start(*TORCHRUN, "-m", "eigenshot", *command, str(together)))
+    assert code == 0, messages
+    assert output == f"features in {together}\n"
+    assert CliRunner().invoke(app, [*command, str(alone)]).exit_code == 0
+    with np.load(together) as found, np.load(alone) as expected:
+        np.testing.assert_array_equal(found["features"], expected["features"])
+        np.testing.assert_array_equal(found["labels"], expected["labels"])
+
+
 def test_a_polite_kill_of_the_launcher_saves_the_state(stopped: tuple[Path, str]) -> None:
     run, messages = stopped
     assert messages.count("the state is saved") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from eigenshot.config import Config
 from eigenshot.configfile import load_config
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
+from eigenshot.machine import PROCESSES_VARIABLE, local_processes
 from eigenshot.training.launch import (
     all_or_none,
     launch,
@@ -181,6 +183,12 @@ class TestBatch:
         settled = resolve_batch(batch_of("auto"), source, "cpu", ranks)
         assert settled.training.batch_size == expected
 
+    @pytest.mark.parametrize(("ranks", "expected"), [(1, 60), (2, 48), (20, 240)])
+    def test_and_these_have_equal_parts(self, ranks: int, expected: int) -> None:
+        source = ArraySource(torch.zeros(300, 1, 28, 28, dtype=torch.uint8))
+        settled = resolve_batch(batch_of("auto", micro_batches=12), source, "cpu", ranks)
+        assert settled.training.batch_size == expected
+
 
 class TestAlone:
     """A single process agrees with itself, and nothing is exchanged."""
@@ -202,3 +210,25 @@ class TestAlone:
         with pytest.raises(OSError, match="no space"), parting(fabric):
             raise OSError("no space")
         assert child.returncode is not None
+
+
+class TestShares:
+    """Processes of a machine know of each other while they work together, and not after."""
+
+    @pytest.mark.parametrize("before", [None, "7"])
+    def test_what_was_said_before_holds_again_afterwards(
+        self, monkeypatch: pytest.MonkeyPatch, before: str | None
+    ) -> None:
+        if before is None:
+            monkeypatch.delenv(PROCESSES_VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(PROCESSES_VARIABLE, before)
+        fabric = SimpleNamespace(strategy=SimpleNamespace(num_processes=2))
+        with pytest.raises(OSError, match="2 processes"), parting(fabric):
+            raise OSError(f"{local_processes()} processes")
+        assert os.environ.get(PROCESSES_VARIABLE) == before
+
+    def test_one_process_has_nobody_to_share_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(PROCESSES_VARIABLE, raising=False)
+        with parting(launch("cpu")):
+            assert PROCESSES_VARIABLE not in os.environ

@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 from torch import nn
 
+from eigenshot.collective import rank
 from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.naming import choose_split, folder_of
 from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
@@ -21,7 +22,7 @@ from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.features import encoder_digest, extract_features
 from eigenshot.files import atomic_write
-from eigenshot.hardware import choose_device
+from eigenshot.hardware import Precision, choose_device
 from eigenshot.reporter import Reporter
 
 
@@ -35,6 +36,8 @@ def embed(
     device: str = "auto",
     reporter: Reporter | None = None,
     cache: bool = True,
+    precision: Precision = "auto",
+    together: bool = False,
 ) -> Path:
     """Write the features of ``data`` under the encoder in ``run`` to ``out``, one row an image.
 
@@ -53,6 +56,9 @@ def embed(
     split : of a benchmark or of shards; ``"test"`` by default, as in evaluation.
     backbone : for an encoder with a network of the user's own, as `load_encoder` takes it.
     cache : whether features are taken from the cache, and kept there.
+    precision : of the network's work, as `Encoder.transform` takes it.
+    together : several processes call this at the same time, each with a device of its own. They
+        share out the images, and the first one writes the file.
     """
     reporter = reporter or Reporter()
     target = _check_target(out, data)
@@ -61,8 +67,18 @@ def embed(
     source = _open(data, encoder, split, reporter)
     _prepare_folder(target)  # before the work: its result must have a place
     told = len(getattr(source, "unreadable", ()))
-    features = extract_features(encoder, source, device=chosen, reporter=reporter, cache=cache)
+    features = extract_features(
+        encoder,
+        source,
+        device=chosen,
+        reporter=reporter,
+        cache=cache,
+        together=together,
+        precision=precision,
+    )
     tell_unreadable(source, reporter, told)
+    if together and rank() > 0:
+        return target
     table = _Table(
         features,
         source.labels,

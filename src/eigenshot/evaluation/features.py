@@ -28,7 +28,7 @@ from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.sharded import Rows, from_first, put_together, share
-from eigenshot.hardware import package_version
+from eigenshot.hardware import Precision, package_version, resolve_precision
 from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import read_tensors, write_tensors
 
@@ -58,6 +58,7 @@ def extract_features(
     reporter: Reporter | None = None,
     cache: bool = True,
     together: bool = False,
+    precision: Precision = "auto",
 ) -> np.ndarray:
     """Features of all images of ``source``, float32 ``(N, out_features)``, in eval mode.
 
@@ -73,10 +74,12 @@ def extract_features(
     together : several processes call this at the same time, each with a device of its own. Each
         computes the features of its share of the images; all return those of all images. Only the
         first one looks into the cache.
+    precision : of the network's work, as `Encoder.transform` takes it.
     """
     reporter = reporter or Reporter()
     if batch_size is not None and batch_size < 1:
         raise UserError(f"expected a batch size of at least 1, found {batch_size}")
+    precision = resolve_precision(precision, torch.device(device).type)
     images = as_images(
         source,
         image_size=encoder.preprocessing.image_size,
@@ -89,7 +92,7 @@ def extract_features(
     shape = (len(images), encoder.out_features)
     stored = None
     if cache:
-        header = _identity(encoder, images, device)
+        header = _identity(encoder, images, device, precision)
         file = _entry(header)
         stored = None if file is None else _load(file, header, shape, reporter)
         if file is not None and stored is not None:
@@ -98,7 +101,7 @@ def extract_features(
         stored = from_first(stored, shape, device=device)
     if stored is not None:
         return stored
-    features = _compute(encoder, images, device, batch_size, reporter, together)
+    features = _compute(encoder, images, device, batch_size, reporter, together, precision)
     if cache:
         _store(file, features, header, limit, reporter)
     return features
@@ -134,6 +137,7 @@ def _compute(
     batch_size: int | None,
     reporter: Reporter,
     together: bool,
+    precision: Precision,
 ) -> np.ndarray:
     unit = batch_size or _WHOLE_BATCHES
     part = share(len(images), unit) if together else slice(0, len(images))
@@ -143,6 +147,7 @@ def _compute(
             Rows(images, part) if together else images,
             batch_size=batch_size,
             device=device,
+            precision=precision,
             progress=reporter.counting("features"),
         )
     return put_together(own, len(images), unit, device=device) if together else own
@@ -164,18 +169,21 @@ def _structure(backbone: nn.Module) -> str:
     return hashlib.blake2b(_canonical(modules), digest_size=16).hexdigest()
 
 
-def _identity(encoder: Encoder, images: Source, device: torch.device | str) -> dict[str, Any]:
+def _identity(
+    encoder: Encoder, images: Source, device: torch.device | str, precision: Precision
+) -> dict[str, Any]:
     """All that decides the features.
 
-    The kind of device and torch's version are part of it: convolutions on CUDA may use TF32, whose
-    rounding shows in the third digit, and a result must not depend on which device filled the
-    cache. The batch size is not: it moves the last digits of float32 at most.
+    Precision, kind of device and torch's version are part of it: bf16 rounds in the third digit,
+    and so do the convolutions of float32 on CUDA, which torch lets run in TF32. A result must not
+    depend on what filled the cache. The batch size is not: it moves the last digits at most.
     """
     return {
         "encoder": encoder_digest(encoder),
         "structure": _structure(encoder.backbone),
         "source": images.fingerprint,
         "device": torch.device(device).type,
+        "precision": precision,
         "torch": torch.__version__,
         "eigenshot": package_version(),
         "version": _VERSION,

@@ -25,6 +25,7 @@ from eigenshot.encoder import Encoder
 from eigenshot.errors import TrainingDiverged, UserError
 from eigenshot.evaluation.logistic import NotConverged
 from eigenshot.evaluation.tables import Split, check_positive, checked_split, source_classes
+from eigenshot.hardware import Precision
 from eigenshot.randomness import numpy_generator, torch_generator
 
 _SAMPLE = 32_768  # rows that tell the covariance well enough for a preconditioner
@@ -82,13 +83,13 @@ def linear_probe(
     milestones: Sequence[float] = (60, 80),
     seed: int = 0,
     device: torch.device | str = "cpu",
+    precision: Precision = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> LinearResult:
     """Accuracy of a linear classifier trained by SGD on views of ``train``, the paper's recipe.
 
     The backbone is frozen, in evaluation mode. There is no weight decay; the classifier starts at
-    zero; the last, smaller batch of an epoch counts too. Test images are looked at once, after
-    the last epoch.
+    zero; the last, smaller batch of an epoch counts. Test images are looked at once, at the end.
 
     Parameters
     ----------
@@ -96,6 +97,7 @@ def linear_probe(
         `probe_view` makes the customary one.
     milestones : when the rate falls to a tenth, of 100 epochs; fewer epochs bring them forward.
     seed : of the order of the images and of their views.
+    precision : of the backbone's work on all images, as `Encoder.transform` takes it.
     progress : called with the number of batches done and of all.
     """
     check_positive(epochs=epochs, batch_size=batch_size, lr=lr)
@@ -106,8 +108,7 @@ def linear_probe(
     classes, truth, names = source_classes(train, test)
     # Copies: the caller's own stay where they are, in their mode.
     encoder, view = copy.deepcopy(encoder), copy.deepcopy(view).to(device)
-    backbone = encoder.backbone.eval()
-    backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    encoder.to(device).backbone.eval()
     weight = torch.zeros((len(names), encoder.out_features), device=device, requires_grad=True)
     bias = torch.zeros(len(names), device=device, requires_grad=True)
     sgd = torch.optim.SGD([weight, bias], lr=lr, momentum=momentum)
@@ -121,7 +122,7 @@ def linear_probe(
             generator = torch_generator(seed, "linear", "view", epoch, batch, device=device)
             with torch.no_grad():
                 views = view(train.images(rows).to(device), generator)
-                features = backbone(views.contiguous(memory_format=torch.channels_last)).float()
+                features = encoder.features(views, precision=precision)
             with torch.enable_grad():
                 logits = functional.linear(features, weight, bias)
                 loss = functional.cross_entropy(logits, classes[rows].to(device))
@@ -137,12 +138,11 @@ def linear_probe(
                 f"encoder's features of '{train.name}' are not finite, or lr={lr:g} is too large"
             )
     coef, intercept = weight.detach().cpu(), bias.detach().cpu()
-    features = torch.from_numpy(encoder.transform(test, device=device))
+    features = torch.from_numpy(encoder.transform(test, device=device, precision=precision))
     predicted = functional.linear(features, coef, intercept).argmax(dim=1)
     accuracy, per_class = _accuracies(predicted, truth, names)
     details: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
-    details |= {"momentum": momentum, "milestones": list(milestones)}
-    details["train_loss"] = float(mean_loss)
+    details |= {"momentum": momentum, "milestones": [*milestones], "train_loss": float(mean_loss)}
     return LinearResult(accuracy, "sgd", per_class, details, names, coef.numpy(), intercept.numpy())
 
 

@@ -36,7 +36,7 @@ from eigenshot.evaluation.selection import Selected, select_settings
 from eigenshot.evaluation.tables import aligned_labels
 from eigenshot.evaluation.transforms import Transform, check_transform
 from eigenshot.evaluation.views import extract_views, training_view
-from eigenshot.hardware import choose_device
+from eigenshot.hardware import Precision, choose_device, resolve_precision
 from eigenshot.reporter import Reporter
 
 Normalisation = Literal["encoder", "data"]
@@ -48,6 +48,7 @@ class Bench:
 
     ``normalisation`` ``"data"`` standardises the channels of every data set by its own mean and
     deviation, which helps across domains; ``"encoder"`` uses those that it was trained with.
+    ``precision`` is that of the network's work.
     """
 
     run: str | Path
@@ -55,11 +56,14 @@ class Bench:
     backbone: str | None = None
     normalisation: Normalisation = "encoder"
     reporter: Reporter = dataclasses.field(default_factory=Reporter)
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         if self.normalisation not in ("encoder", "data"):
             raise UserError(f"unknown normalisation '{self.normalisation}'; known: encoder, data")
         self.device = choose_device(self.device)
+        self.precision = resolve_precision(self.precision, self.device)
+        self.how: dict[str, Any] = {"device": self.device, "precision": self.precision}
         self.encoder = load_encoder(self.run, backbone=self.backbone)
 
     def open(self, data: Any, split: str | None) -> Source:
@@ -106,7 +110,7 @@ class Bench:
         told = len(getattr(source, "unreadable", ()))
         suited = self.suited(source)
         features = extract_features(
-            suited, source, device=self.device, reporter=self.reporter, together=True
+            suited, source, reporter=self.reporter, together=True, **self.how
         )
         tell_unreadable(source, self.reporter, told)
         return features
@@ -172,9 +176,8 @@ def fewshot_of_run(
         base_mean = bench.features(train).mean(axis=0)
     views = None
     if support_views:
-        views = extract_views(
-            bench.suited(source), source, support_views, seed=seed, device=bench.device
-        )
+        suited = bench.suited(source)
+        views = extract_views(suited, source, support_views, seed=seed, **bench.how)
     common: dict[str, Any] = {
         "ways": ways,
         "queries": queries,
@@ -267,8 +270,8 @@ def linear_of_run(
         lr=lr,
         momentum=momentum,
         seed=seed,
-        device=bench.device,
         progress=bench.reporter.counting("training the linear classifier"),
+        **bench.how,
     )
 
 

@@ -39,9 +39,7 @@ def put_together(
     whole = np.empty((count, *own.shape[1:]), dtype=own.dtype)
     whole[share(count, unit)] = own
     for number in range(world_size()):
-        part = share(count, unit, number)
-        if part.start < part.stop:
-            _send(whole[part], number, device)
+        _send(whole[share(count, unit, number)], number, device)
     return whole
 
 
@@ -59,17 +57,18 @@ def from_first(
     if not bool(present):
         return None
     whole = np.empty(shape, dtype=np.float32) if rank() != 0 or rows is None else rows
-    for start in range(0, len(whole), _ROWS_AT_ONCE):
-        _send(whole[start : start + _ROWS_AT_ONCE], 0, device)
+    _send(whole, 0, device)
     return whole
 
 
 def _send(rows: np.ndarray, number: int, device: torch.device | str) -> None:
     """Let ``rows`` (n, …) be those of process ``number`` on every process, in place."""
-    block = torch.from_numpy(rows).to(device)
-    dist.broadcast(block, src=number)
-    if number != rank():
-        rows[...] = block.cpu().numpy()
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        piece = rows[start : start + _ROWS_AT_ONCE]
+        block = torch.from_numpy(piece).to(device)
+        dist.broadcast(block, src=number)
+        if number != rank():
+            piece[...] = block.cpu().numpy()
 
 
 class Rows:

@@ -9,6 +9,7 @@ from eigenshot.data.source import Source
 from eigenshot.data.views.views import View, create_view
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
+from eigenshot.hardware import Precision
 from eigenshot.randomness import torch_generator
 
 
@@ -36,17 +37,22 @@ def extract_views(
     seed: int = 0,
     device: torch.device | str = "cpu",
     batch_size: int = 256,
+    precision: Precision = "auto",
 ) -> np.ndarray:
-    """Features of ``count`` random views of every image, float32 ``(N, count, d)``."""
+    """Features of ``count`` random views of every image, float32 ``(N, count, d)``.
+
+    ``precision`` is as `Encoder.transform` takes it.
+    """
     if count < 1:
         raise UserError(f"the number of views must be at least 1, found {count}")
     view = training_view(encoder).to(device)
-    backbone = encoder.backbone.eval().to(device)
+    encoder.to(device).backbone.eval()
     features = np.empty((len(source), count, encoder.out_features), dtype=np.float32)
     for start in range(0, len(source), batch_size):
         rows = np.arange(start, min(start + batch_size, len(source)))
         images = source.images(rows).to(device)
         for number in range(count):
             generator = torch_generator(seed, "support view", number, start, device=device)
-            features[rows, number] = backbone(view(images, generator)).float().cpu().numpy()
+            found = encoder.features(view(images, generator), precision=precision)
+            features[rows, number] = found.cpu().numpy()
     return features

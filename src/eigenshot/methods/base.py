@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +38,11 @@ class Method(nn.Module):
     ``objective(*represent(view_a, view_b, drawn), drawn)``, can have the loss of a whole batch that
     goes through the network in parts (`eigenshot.training.accumulation`).
 
+    A class that says ``capturable = True`` has a ``forward`` that may run as a CUDA graph: all that
+    changes from step to step is in the views, the weights, the buffers and the tensors of what was
+    drawn, and it is changed in place. Python in it runs once, not at every step. A subclass that
+    overrides what a forward pass runs says so again. ``after_step`` is never part of a graph.
+
     Parameters
     ----------
     backbone : the network that is kept after training.
@@ -45,11 +50,14 @@ class Method(nn.Module):
         backbone.out_features)`` to ``(batch, K)``.
     """
 
+    capturable: ClassVar[bool] = False
+
     def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
         self.projector = projector
-        self.joint = False  # whether both views take one pass; the numbers are the same
+        # Whether both views take one pass. The numbers are the same up to what dropout draws.
+        self.joint = False
 
     def draw(self, batch_size: int, generator: np.random.Generator, blocks: int = 1) -> Any | None:
         """The random choices of one step that are made on the host, or None.
@@ -125,7 +133,7 @@ class Method(nn.Module):
         return embeddings
 
     def after_step(self) -> None:
-        """Called after every optimiser step: moving averages, queues."""
+        """Called on the host after every optimiser step: moving averages, queues."""
 
 
 def _split(projector: nn.Module) -> tuple[nn.Module, Standardize | None]:

@@ -126,6 +126,8 @@ class DeepLaplacianEigenmapsMethod(Method):
         the deviation that a mixture of two uncorrelated standardised embeddings has.
     """
 
+    capturable = True
+
     def __init__(
         self,
         backbone: Backbone,

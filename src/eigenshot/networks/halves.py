@@ -45,6 +45,8 @@ _APART: dict[type[nn.Module], type[_Apart]] = {
     nn.BatchNorm2d: ApartBatchNorm2d,
     Standardize: ApartStandardize,
 }
+_KNOWN_ORIGINS = ("torch", "eigenshot")
+_OPAQUE = (torch.jit.ScriptModule, torch.fx.GraphModule)  # torch's classes around others' code
 _OWN_STATISTICS = (nn.modules.batchnorm._BatchNorm, Standardize)
 
 
@@ -52,8 +54,11 @@ def can_keep_halves_apart(module: nn.Module) -> bool:
     """Make ``module`` ready for `halves_apart`; False where a layer of it cannot be.
 
     Layers stay the same objects with the same names and weights. Those of other classes with batch
-    statistics, such as ones that are synchronised over processes, have their own ways.
+    statistics, such as ones that are synchronised over processes, have their own ways. So may
+    every layer that is neither torch's nor eigenshot's: what it makes of a batch is not known.
     """
+    if not all(_is_known(part) for part in module.modules()):
+        return False
     layers = [part for part in module.modules() if isinstance(part, _OWN_STATISTICS)]
     known = {*_APART, *_APART.values()}
     if any(type(layer) not in known for layer in layers):
@@ -61,6 +66,11 @@ def can_keep_halves_apart(module: nn.Module) -> bool:
     for layer in layers:
         layer.__class__ = _APART.get(type(layer), type(layer))  # type: ignore[assignment]
     return True
+
+
+def _is_known(part: nn.Module) -> bool:
+    origin = type(part).__module__.split(".")[0]
+    return origin in _KNOWN_ORIGINS and not isinstance(part, _OPAQUE)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,10 @@ from eigenshot.data.source import ArraySource
 from eigenshot.reporter import Reporter
 from eigenshot.training.meter import Meter
 from eigenshot.training.setup import Parts
-from eigenshot.training.step import EagerStep
+from eigenshot.training.step import EagerStep, first_line, is_of_the_compiler
 
+_MOST_GRAPHS = 16
+_RARELY = 10  # steps for each time that weights may move: to capture takes as long as a few
 _WARM_UP = 3  # runs before capture, in which libraries choose algorithms and allocate
 
 
@@ -37,6 +39,14 @@ class _Graph:
     inputs: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What a step may change: who holds which tensors, and the values of all by identity."""
+
+    held: list[tuple[dict[str, Any], dict[str, Any]]]
+    values: dict[int, tuple[Tensor, Tensor]]
+
+
 class CapturedStep(EagerStep):
     """A step replayed from a graph, one graph for each choice that changes what is run.
 
@@ -49,12 +59,19 @@ class CapturedStep(EagerStep):
     def __init__(
         self, parts: Parts, optimizer: torch.optim.Optimizer, meter: Meter, reporter: Reporter
     ) -> None:
-        super().__init__(parts, optimizer, meter)
+        super().__init__(parts, optimizer, meter, reporter)
         assert isinstance(self.source, ArraySource)
         self.pixels = self.source.pixels
-        self.reporter = reporter
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[Any, _Graph] = {}
+        # Where modules hold parameters and buffers. To look there is quicker than to walk the tree.
+        self.holders: list[dict[str, Any]] = [
+            holder
+            for module in self.method.modules()
+            for holder in (module._parameters, module._buffers)
+        ]
+        self.addresses: tuple[int, ...] = ()
+        self.replays, self.moves = 0, 0
         self.given_up = False
 
     def __call__(self, number: int, indices: np.ndarray, rate: float) -> None:
@@ -64,29 +81,66 @@ class CapturedStep(EagerStep):
                 return self._replay(number, torch.as_tensor(indices), rate)
             except CaptureFailed as error:
                 self.given_up = True
-                self.graphs.clear()
+                self._forget_graphs()
                 self.reporter.note(f"steps run without a graph: {error}")
         return super().__call__(number, indices, rate)
 
     def _replay(self, number: int, indices: Tensor, rate: float) -> None:
         drawn = self.draw(number, len(indices))
-        tensors, choices = split_draw(drawn)
-        key = (len(indices), *choices.items())
+        tensors, _ = split_draw(drawn)
+        key = graph_key(drawn, len(indices))
+        self._check_addresses()
         if key not in self.graphs:
-            self.graphs[key] = self._capture(drawn, indices)
+            self.graphs[key] = self._capture_in_some_form(drawn, indices)
         known = self.graphs[key]
         self.prepare(number, rate)
         _fill(known.rows, indices)
         for name, tensor in known.inputs.items():
             _fill(tensor, tensors[name])
         known.graph.replay()
-        self.meter.count += 1
+        self.replays += 1
+        self.conclude()
+
+    def _check_addresses(self) -> None:
+        """Forget the graphs if weights or buffers have moved: they would go on at the old place."""
+        addresses = tuple(
+            tensor.data_ptr()
+            for holder in self.holders
+            for tensor in holder.values()
+            if tensor is not None
+        )
+        if self.graphs and addresses != self.addresses:
+            self.moves += 1
+            if self.moves * _RARELY > self.replays + _RARELY:
+                raise CaptureFailed(
+                    "weights or buffers are replaced again and again; change them in place"
+                )
+            self._forget_graphs()
+        self.addresses = addresses
+
+    def _forget_graphs(self) -> None:
+        torch.cuda.synchronize(self.device)
+        self.graphs.clear()
+        self.pool = torch.cuda.graph_pool_handle()  # that of graphs that are gone goes with them
+
+    def _capture_in_some_form(self, drawn: Any, indices: Tensor) -> _Graph:
+        """A graph of the compiled step; of the plain one where the compilation fails."""
+        if len(self.graphs) >= _MOST_GRAPHS:
+            raise CaptureFailed("the method draws a new choice every step; make it a tensor")
+        try:
+            return self._capture(drawn, indices)
+        except CaptureFailed:
+            raise
+        except Exception as error:
+            self.do_without_programs(error)
+            self._forget_graphs()  # those of compiled steps
+        return self._capture(drawn, indices)
 
     def _capture(self, drawn: Any, indices: Tensor) -> _Graph:
         """A graph of the step and its inputs; weights and statistics stay as they are."""
         rows = indices.to(self.device)
         tensors, _ = split_draw(drawn)
-        inputs = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        inputs = {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
         on_device = dataclasses.replace(drawn, **inputs) if drawn is not None else None
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
@@ -104,10 +158,12 @@ class CapturedStep(EagerStep):
             self.optimizer.zero_grad(set_to_none=True)
             with torch.cuda.graph(graph, pool=self.pool):
                 self.advance(self.pixels.index_select(0, rows), on_device)
-        except RuntimeError as error:
-            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        except Exception as error:
             self._release_generators()
-            raise CaptureFailed(first_line) from error
+            of_programs = bool(self.programs) and is_of_the_compiler(error)
+            if of_programs or not isinstance(error, RuntimeError):
+                raise
+            raise CaptureFailed(first_line(error)) from error
         finally:
             torch.backends.cudnn.benchmark = measured
             torch.cuda.synchronize()
@@ -131,16 +187,38 @@ class CapturedStep(EagerStep):
         sums = [] if self.meter.sums is None else [self.meter.sums]
         return [*self.method.parameters(), *self.method.buffers(), *slots, *sums]
 
-    def _keep(self) -> dict[int, tuple[Tensor, Tensor]]:
-        return {id(tensor): (tensor, tensor.detach().clone()) for tensor in self._state()}
+    def _keep(self) -> _Kept:
+        return _Kept(
+            [(holder, dict(holder)) for holder in self.holders],
+            {id(tensor): (tensor, tensor.detach().clone()) for tensor in self._state()},
+        )
 
     @torch.no_grad()
-    def _put_back(self, kept: dict[int, tuple[Tensor, Tensor]]) -> None:
+    def _put_back(self, kept: _Kept) -> None:
+        """Undo the trial steps; `CaptureFailed` where they have replaced a parameter or buffer."""
+        replaced = set()
+        for holder, held in kept.held:
+            either = holder.keys() | held.keys()
+            replaced |= {name for name in either if holder.get(name) is not held.get(name)}
+            holder.clear()
+            holder.update(held)
         for tensor in self._state():
-            if id(tensor) in kept:
-                tensor.copy_(kept[id(tensor)][1])
+            if id(tensor) in kept.values:
+                tensor.copy_(kept.values[id(tensor)][1])
             else:  # a slot or sum that the trial steps have made: it starts from nothing
                 tensor.zero_()
+        if replaced:
+            names = ", ".join(f"'{name}'" for name in sorted(replaced))
+            raise CaptureFailed(f"the method replaces {names} in its forward; change it in place")
+
+
+def graph_key(drawn: Any, batch_size: int) -> tuple[Any, ...]:
+    """What two steps have in common if one graph serves both."""
+    tensors, choices = split_draw(drawn)
+    forms = tuple((name, tuple(value.shape), value.dtype) for name, value in tensors.items())
+    # With its type, for True equals 1.
+    chosen = tuple((name, type(value), value) for name, value in choices.items())
+    return (batch_size, type(drawn), forms, chosen)
 
 
 def split_draw(drawn: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -161,4 +239,4 @@ def split_draw(drawn: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _fill(place: Tensor, value: Tensor) -> None:
     """Copy to the device without waiting for it."""
-    place.copy_(value.pin_memory(), non_blocking=True)
+    place.copy_(value if value.is_cuda else value.pin_memory(), non_blocking=True)

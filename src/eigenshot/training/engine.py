@@ -27,6 +27,9 @@ from eigenshot.training.step import EagerStep, Programs
 _COMPILED_GAIN = 0.28
 _COMPILE_SECONDS = 40.0
 
+# What runs in a graph if a step does, or decides which graph runs.
+_FORWARD_PASS = ("forward", "draw", "objective", "represent", "standardised", "embed", "embed_pair")
+
 
 def create_optimizer(
     method: nn.Module, settings: OptimizerConfig, device: torch.device
@@ -51,7 +54,7 @@ def create_step(
         return CapturedStep(parts, optimizer, meter, reporter)
     if parts.fabric.device.type == "cuda":
         reporter.note(f"steps run without a graph: {reason}")
-    return EagerStep(parts, optimizer, meter)
+    return EagerStep(parts, optimizer, meter, reporter)
 
 
 def _why_not_captured(parts: Parts) -> str | None:
@@ -63,21 +66,41 @@ def _why_not_captured(parts: Parts) -> str | None:
     if world_size() > 1:
         return "several processes train together"
     if parts.config.training.micro_batches > 1:
+        # A graph knows one seed of torch's own generator, and every part has another.
         return "a batch goes through the network in parts"
     if not isinstance(parts.source, ArraySource) or not parts.source.pixels.is_cuda:
         return "the images are not on the device"
+    if not says_capturable(type(parts.method)):
+        return "the method does not say that its forward can be captured: capturable = True"
     return None
+
+
+def says_capturable(method: type[nn.Module]) -> bool:
+    """Whether a class of methods vouches for the forward pass that it has.
+
+    A class that has inherited ``capturable`` and overrides what a forward pass runs has vouched for
+    nothing yet.
+    """
+    owners = method.__mro__
+    vouching = next((owner for owner in owners if "capturable" in vars(owner)), None)
+    if vouching is None or not vars(vouching)["capturable"]:
+        return False
+    later = owners[: owners.index(vouching)]
+    return not any(name in vars(owner) for owner in later for name in _FORWARD_PASS)
 
 
 def compile_if_worthwhile(parts: Parts, steps: int, reporter: Reporter) -> None:
     """Let training steps be compiled, if asked or if ``steps`` steps repay it."""
     asked = parts.config.engine.compile
-    if asked == "off" or (asked == "auto" and parts.fabric.device.type != "cuda"):
+    if asked == "off" or (asked == "auto" and not _gain_is_known(parts)):
         return
     because = "as asked"
     if asked == "auto":
         gain = seconds_a_step(parts) * steps * _COMPILED_GAIN
         if gain < _COMPILE_SECONDS:
+            reporter.note(
+                f"not compiled: it would save about {gain:.0f} s and take {_COMPILE_SECONDS:.0f} s"
+            )
             return
         because = f"about {_COMPILE_SECONDS:.0f} s now for {gain:.0f} s later"
     reporter.note(f"the first steps compile the network: {because}")
@@ -87,21 +110,28 @@ def compile_if_worthwhile(parts: Parts, steps: int, reporter: Reporter) -> None:
         parts.method.joint = can_keep_halves_apart(parts.method)
 
 
+def _gain_is_known(parts: Parts) -> bool:
+    """Whether what compiling saves has been measured for runs of this kind."""
+    on_cuda = parts.fabric.device.type == "cuda"
+    return on_cuda and world_size() == 1 and parts.config.training.micro_batches == 1
+
+
 def compile_parts(method: nn.Module, views: nn.Module) -> Programs:
     """Compiled forms of the network's stages, the projector and the views.
 
-    Stage by stage, because mixing happens between stages: one program serves every layer. The
-    views' random draws stay outside, what follows them is a pure function.
+    Stage by stage, because mixing happens between stages: one program serves every layer. A stage
+    that stands in several places is compiled once. The views' random draws stay outside, what
+    follows them is a pure function.
     """
     backbone, projector = getattr(method, "backbone", None), getattr(method, "projector", None)
     stages = getattr(backbone, "stages", None)
     owners: list[tuple[Any, str]] = [(view, "transform") for view in views.children()]
     owners += [(stage, "forward") for stage in stages or ([] if backbone is None else [backbone])]
     owners += [(projector, "forward")] if projector is not None else []
-    # Every stage is a program of its own, and so are training and evaluation of each.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    once = {(id(owner), name): (owner, name) for owner, name in owners}
     return [
-        (owner, name, torch.compile(getattr(owner, name), dynamic=False)) for owner, name in owners
+        (owner, name, torch.compile(getattr(owner, name), dynamic=False))
+        for owner, name in once.values()
     ]
 
 

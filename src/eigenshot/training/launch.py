@@ -146,7 +146,6 @@ def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
     # The statistics are of all processes' images already: there is nothing to send about.
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     logging.getLogger(Fabric.__module__.rpartition(".")[0]).setLevel(logging.WARNING)
-    os.environ[PROCESSES_VARIABLE] = str(devices)
     strategy = DDPStrategy(broadcast_buffers=False, cluster_environment=cluster)
     fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
@@ -213,13 +212,15 @@ def parting(fabric: Any, *agreed: type[Exception]) -> Iterator[None]:
     """Part at the end of the block: no process leaves before all have come to it.
 
     That holds for ``agreed`` too, exceptions that all processes raise at one place. After any other
-    the processes that this one has started are ended.
+    the processes that this one has started are ended. Within the block the processes of a machine
+    take shares of its memory and cores.
     """
     import torch.distributed as dist
 
     started = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
     try:
-        yield
+        with _sharing_the_machine(fabric):
+            yield
     except agreed:
         fabric.barrier()
         # Fabric kills the whole run soon after a process of it ends with a code other than 0.
@@ -231,6 +232,24 @@ def parting(fabric: Any, *agreed: type[Exception]) -> Iterator[None]:
     if fabric.world_size > 1:
         fabric.barrier()
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _sharing_the_machine(fabric: Any) -> Iterator[None]:
+    """Let this process and its workers know how many train together on this machine."""
+    here = getattr(fabric.strategy, "num_processes", 1)
+    if here == 1:
+        yield
+        return
+    before = os.environ.get(PROCESSES_VARIABLE)
+    os.environ[PROCESSES_VARIABLE] = str(here)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PROCESSES_VARIABLE]
+        else:
+            os.environ[PROCESSES_VARIABLE] = before
 
 
 def _end(started: list[subprocess.Popen[bytes]]) -> None:

@@ -17,6 +17,7 @@ from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
 from eigenshot.training.diagnostics import Diagnostics, diagnose
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.interrupt import Interruption
+from eigenshot.training.launch import all_or_none, require_agreement
 from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
 from eigenshot.training.probe import Probe
@@ -25,7 +26,7 @@ from eigenshot.training.schedule import learning_rate
 from eigenshot.training.setup import Parts
 
 _DIAGNOSTIC_IMAGES = 512
-_FINITE_CHECK_STEPS = 20
+_FINITE_CHECK_STEPS = 100  # to check is to wait for the device
 _VOTE_STEPS = 10  # between votes of several processes: to vote is to wait for the slowest
 
 
@@ -55,7 +56,14 @@ def train(
     optimizer = create_optimizer(method, config.optimizer, parts.fabric.device)
     meter, progress = Meter(), Progress()
     if going_on:
-        progress = load_checkpoint(folder.last, method, optimizer, meter)
+        with all_or_none(parts.fabric):
+            progress = load_checkpoint(folder.last, method, optimizer, meter)
+        require_agreement(
+            parts.fabric,
+            progress.step,
+            f"the processes see different checkpoints in '{folder.path}'; --out must be a folder "
+            "that all machines share",
+        )
         if rank() == 0:
             folder.drop_metrics_after(progress.step)
         reporter.note(f"going on from step {progress.step} of {total_steps}")

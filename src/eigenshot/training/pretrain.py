@@ -123,6 +123,7 @@ def _run(plan: Plan, fabric: Any, reporter: Reporter) -> Run:
                 initial=plan.initial,
                 fabric=fabric,
             )
+            source = parts.source  # images that are on the device are needed in memory no longer
             probe = _open_probe(config, plan.data, reporter) if rank() == 0 else None
             identity = _identity(parts, plan.initial)
             if plan.started:

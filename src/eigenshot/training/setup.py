@@ -22,9 +22,9 @@ from eigenshot.data.opening import (
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.data.views.views import TwoViews, create_view
-from eigenshot.encoder import Encoder, Preprocessing, initialise_from, resolve_precision
+from eigenshot.encoder import Encoder, Preprocessing, initialise_from
 from eigenshot.errors import UserError
-from eigenshot.hardware import package_version
+from eigenshot.hardware import package_version, resolve_precision
 from eigenshot.methods import create_method
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
 from eigenshot.networks.synchronised import synchronise
@@ -97,10 +97,10 @@ def resolve_size(config: Config, data: Any, device: str) -> Config:
     if config.data.image_size == "auto" and is_sizeless(data):
         sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
         config = dataclasses.replace(config, data=sized)
-    if config.engine.precision == "auto":
-        precise = dataclasses.replace(config.engine, precision=resolve_precision("auto", device))
-        config = dataclasses.replace(config, engine=precise)
-    return config
+    precision = resolve_precision(config.engine.precision, device)
+    return dataclasses.replace(
+        config, engine=dataclasses.replace(config.engine, precision=precision)
+    )
 
 
 def check_parts(config: Config, *, own_backbone: bool) -> None:
@@ -168,7 +168,7 @@ def resolve_batch(config: Config, source: Source, device: str, processes: int = 
         batch = _BATCH_SIZE[device]
         while batch > max(_LEAST_BATCH, len(source)):
             batch //= 2
-        unit = processes * config.training.micro_batches if processes > 1 else 1
+        unit = processes * config.training.micro_batches
         batch = max(1, batch // unit) * unit
     if len(source) < batch:
         way_out = f"use --batch-size {len(source)} or less"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,7 +13,10 @@ import torch
 from torch import Tensor
 
 from eigenshot.collective import rank, world_size
+from eigenshot.errors import UserError
+from eigenshot.methods import Method
 from eigenshot.randomness import derive_seed, numpy_generator
+from eigenshot.reporter import Reporter
 from eigenshot.training.accumulation import (
     accumulate_parts,
     accumulate_whole,
@@ -23,6 +27,10 @@ from eigenshot.training.setup import Parts
 
 Programs: TypeAlias = list[tuple[Any, str, Any]]
 
+_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+_COMPILED = "torch._inductor.runtime.compile_tasks"  # the modules of compiled programs
+_PROGRAMS_A_FUNCTION = 64
+
 
 @contextlib.contextmanager
 def standing_in(programs: Programs) -> Iterator[None]:
@@ -30,13 +38,44 @@ def standing_in(programs: Programs) -> Iterator[None]:
 
     Outside, as in evaluation, where other batches would be compiled for, nothing is changed.
     """
-    for owner, name, compiled in programs:
-        setattr(owner, name, compiled)
-    try:
+    if not programs:
         yield
-    finally:
-        for owner, name, _ in programs:
-            delattr(owner, name)
+        return
+    settings: Any = torch._dynamo.config
+    # Stages of one class share one function, and the compiler counts its programs together.
+    limit = max(settings.recompile_limit, _PROGRAMS_A_FUNCTION)
+    replaced: Programs = []
+    with settings.patch(recompile_limit=limit):
+        try:
+            for owner, name, compiled in programs:
+                replaced.append((owner, name, vars(owner).get(name)))
+                setattr(owner, name, compiled)
+            yield
+        finally:
+            for owner, name, own in reversed(replaced):
+                delattr(owner, name)
+                if own is not None:
+                    setattr(owner, name, own)
+
+
+def is_of_the_compiler(error: BaseException) -> bool:
+    """Whether ``error`` says that something could not be compiled."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    # By name: to import the compilers takes a second that most runs have no use for.
+    origins = [base.__module__ for base in type(error).__mro__]
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, RuntimeError) and frames:
+        raised_in = frames[-1][0].f_globals.get("__name__", "")
+        if not raised_in.startswith(f"{_COMPILED}."):  # a program that runs has been compiled
+            origins.append(raised_in)
+    return any(f"{origin}.".startswith(f"{name}.") for origin in origins for name in _COMPILERS)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what ``error`` says, or of the error that a compiler has wrapped in it."""
+    error = getattr(error, "inner_exception", error)
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class EagerStep:
@@ -47,16 +86,25 @@ class EagerStep:
     and runs the very same `advance`.
     """
 
-    def __init__(self, parts: Parts, optimizer: torch.optim.Optimizer, meter: Meter) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        optimizer: torch.optim.Optimizer,
+        meter: Meter,
+        reporter: Reporter | None = None,
+    ) -> None:
         settings = parts.config.training
         self.fabric, self.method, self.views = parts.fabric, parts.method, parts.views
         self.source, self.seed = parts.source, settings.seed
         self.micro_batches, self.whole = settings.micro_batches, settings.whole_batch_loss
         self.optimizer = optimizer
         self.meter = meter
+        self.reporter = reporter or Reporter()
         self.module, self.stepper = self.fabric.setup(self.method, optimizer)
         self.device: torch.device = self.fabric.device
         self.programs = parts.programs
+        self.compile_asked = parts.config.engine.compile == "on"
+        self.proven = False  # whether a compiled step has come to its end
         self.half = parts.config.engine.precision == "bf16"
         self.generator = torch.Generator(device=self.device)
         self.part_seeds = [0] * self.micro_batches
@@ -67,8 +115,21 @@ class EagerStep:
         images = self.source.images(indices).to(self.device)
         drawn = self.draw(number, len(indices))
         move = getattr(drawn, "to", None)
-        self.advance(images, move(self.device) if callable(move) else drawn)
-        self.meter.count += 1
+        drawn = move(self.device) if callable(move) else drawn
+        # Programs that compile before one that does not have updated their statistics already.
+        kept = [] if self.proven or not self.programs else self._copied_buffers()
+        done = False
+        try:
+            self.advance(images, drawn)
+            done = True
+        except Exception as error:
+            self.do_without_programs(error)
+        if not done:  # out of the handler, in which the error holds the failed step's memory
+            self._put_buffers_back(kept)
+            self.prepare(number, rate)
+            self.advance(images, drawn)
+        self.proven = True
+        self.conclude()
 
     def prepare(self, number: int, rate: float) -> None:
         """Set the learning rate, and every generator to where this step finds it."""
@@ -108,9 +169,27 @@ class EagerStep:
             self.stepper.zero_grad()
             self.fabric.backward(terms["loss"])
         self.stepper.step()
+        self.meter.add(terms)
+
+    def conclude(self) -> None:
+        """What the host does after `advance`: the method's own ``after_step``, and the count."""
         if callable(after_step := getattr(self.method, "after_step", None)):
             after_step()
-        self.meter.add(terms)
+        self.meter.count += 1
+
+    def do_without_programs(self, error: Exception) -> None:
+        """Go on uncompiled after a failed compilation; raise where that is no way on."""
+        if not self.programs or not is_of_the_compiler(error):
+            raise error
+        if self.compile_asked:
+            raise UserError(
+                f"the network could not be compiled: {first_line(error)}; "
+                "train without, with engine.compile=off"
+            ) from error
+        self.programs.clear()  # the run's own list, so that every step knows
+        if isinstance(self.method, Method):
+            self.method.joint = False  # two views in one pass pay with compiled kernels only
+        self.reporter.note(f"the network is not compiled: {first_line(error)}")
 
     def _terms(self, images: Tensor, drawn: Any | None) -> dict[str, Tensor]:
         view_a, view_b = self._two_views(images)
@@ -125,9 +204,6 @@ class EagerStep:
 
         The views are those of the whole batch, so how it is split does not change them.
         """
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            # A graph knows one seed of torch's own generator, and every part has another.
-            raise RuntimeError("a batch goes through the network in parts")
         self.stepper.zero_grad()
         with standing_in(self.programs):
             pair = self._two_views(images)
@@ -151,6 +227,15 @@ class EagerStep:
             for view in self.views(images, self.generator)
         )
         return view_a, view_b
+
+    def _copied_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(buffer, buffer.detach().clone()) for buffer in self.method.buffers()]
+
+    @staticmethod
+    @torch.no_grad()
+    def _put_buffers_back(kept: list[tuple[Tensor, Tensor]]) -> None:
+        for buffer, value in kept:
+            buffer.copy_(value)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)

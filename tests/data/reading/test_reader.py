@@ -230,3 +230,13 @@ def test_a_stream_knows_what_is_odd_about_its_table(tmp_path: Path) -> None:
     assert isinstance(source, StreamedSource)
     assert source.note is not None
     assert source.unreadable == [("dog/", "permission denied")]
+
+
+def test_an_automatic_window_is_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is available is this process's own share, and it holds its rows of two windows only.
+    monkeypatch.setattr(reader, "available_memory", lambda: 2**30)
+    monkeypatch.setattr(reader, "world_size", lambda: 1)
+    alone = reader._automatic_window(1024)
+    assert 2 * alone * 1024 == 2**30 / 8
+    monkeypatch.setattr(reader, "world_size", lambda: 4)
+    assert reader._automatic_window(1024) == 4 * alone

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
+from eigenshot.collective import world_size
 from eigenshot.data.cache import CacheUnavailable, cache_folder, mebibytes
 from eigenshot.data.reading.chunks import decode_table
 from eigenshot.data.reading.picture import check_options
@@ -193,8 +194,9 @@ def _streamed(
 
 
 def _automatic_window(image_bytes: int) -> int:
-    # Two windows are held at a time: the one in use and the next.
-    memory = available_memory() or 2**33
+    # Two windows are held at a time: the one in use and the next. Each of the processes that train
+    # together holds its rows of them, in memory of its own.
+    memory = (available_memory() or 2**33) * world_size()
     return max(1024, int(memory * _SHARE_OF_WINDOW / 2 / image_bytes))
 
 
