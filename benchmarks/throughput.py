@@ -32,7 +32,7 @@ from eigenshot.data.reading.order import epoch_batches
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
 from eigenshot.files import write_json
-from eigenshot.hardware import choose_device, environment
+from eigenshot.hardware import choose_device, device_time, environment
 from eigenshot.machine import cores
 from eigenshot.networks import create_backbone
 from eigenshot.reporter import Reporter
@@ -92,12 +92,12 @@ def our_rate(parts: Parts, epochs: int) -> dict[str, float]:
     method.train()
     number, times = 0, []
     for epoch in range(epochs + 1):
-        began = _now(device)
+        began = device_time(device)
         for rows in epoch_batches(source, seed=0, epoch=epoch, batch_size=batch):
             step(number, rows, 0.01)
             number += 1
         meter.check_finite()
-        times.append(_now(device) - began)
+        times.append(device_time(device) - began)
     images = len(source) // batch * batch
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else 0.0
     return {
@@ -126,10 +126,10 @@ def matrix_rate(device: torch.device) -> float:
     a, b = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
     times = []
     for _ in range(8):
-        began = _now(device)
+        began = device_time(device)
         for _ in range(5):
             a @ b
-        times.append(_now(device) - began)
+        times.append(device_time(device) - began)
     return 5 * 2 * side**3 / min(times)
 
 
@@ -185,12 +185,6 @@ def peer_rate(case: Case, device: str, batch: int, backbone_name: str, epochs: i
         float(loss)
         times.append(time.perf_counter() - began)
     return images / min(times[1:])
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def main() -> None:

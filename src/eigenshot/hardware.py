@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -62,6 +63,13 @@ def package_version() -> str:
         return version("eigenshot")
     except PackageNotFoundError:
         return "source"
+
+
+def device_time(device: torch.device) -> float:
+    """Seconds on a running clock, once the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from eigenshot.collective import average_gradients
 from eigenshot.errors import UserError
 from eigenshot.options import takes
+from eigenshot.training.buffers import copied_buffers, put_back
 
 Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
@@ -126,7 +127,7 @@ def accumulate_whole(
     represent: Callable[..., tuple[Tensor, Tensor]] = method.represent  # type: ignore[assignment]
     objective: Callable[..., dict[str, Tensor]] = method.objective  # type: ignore[assignment]
     parts = _parts(view_a, view_b, drawn, len(seeds))
-    before = _copied_buffers(method)
+    before = copied_buffers(method)
     kept = []
     for seed, part in zip(seeds, parts, strict=True):
         torch.manual_seed(seed)
@@ -139,14 +140,14 @@ def accumulate_whole(
     terms["loss"].backward()
 
     # The second pass finds everything as the first did, and leaves no trace but gradients.
-    after = _copied_buffers(method)
-    _put_back(method, before)
+    after = copied_buffers(method)
+    put_back(method, before)
     for index, (seed, part) in enumerate(zip(seeds, parts, strict=True)):
         torch.manual_seed(seed)
         with autocast():
             rows = represent(*part)
         _take_back(rows, [_slope(whole, index, len(seeds)) for whole in (rows_a, rows_b)])
-    _put_back(method, after)
+    put_back(method, after)
     average_gradients(method.parameters())
     return {name: term.detach() for name, term in terms.items()}
 
@@ -184,14 +185,3 @@ def _parts(view_a: Tensor, view_b: Tensor, drawn: Any | None, count: int) -> lis
 def _given(drawn: Any | None) -> tuple[Any, ...]:
     """The third argument of a method's functions, which is left out where nothing is drawn."""
     return () if drawn is None else (drawn,)
-
-
-def _copied_buffers(method: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in method.named_buffers()}
-
-
-@torch.no_grad()
-def _put_back(method: nn.Module, copies: dict[str, Tensor]) -> None:
-    for name, buffer in method.named_buffers():
-        if name in copies:
-            buffer.copy_(copies[name])

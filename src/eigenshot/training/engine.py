@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,14 @@ from torch import nn
 from eigenshot.collective import world_size
 from eigenshot.config import OptimizerConfig
 from eigenshot.data.source import ArraySource
+from eigenshot.hardware import device_time
 from eigenshot.methods import Method
 from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts
-from eigenshot.training.step import EagerStep, Programs
+from eigenshot.training.setup import Parts, Programs
+from eigenshot.training.step import EagerStep
 
 # Measured on an H200: compiled, with both views in one pass, a step takes 26 to 31 % less time, and
 # compiling takes about 40 seconds (benchmarks/throughput.md).
@@ -149,13 +149,7 @@ def _measure(parts: Parts) -> float:
     batch = int(parts.config.training.batch_size) // world_size()
     moments = []
     for _ in range(4):
-        moments.append(_now(parts.fabric.device))
+        moments.append(device_time(parts.fabric.device))
         step(0, np.arange(batch), 0.0)  # the same step again, so that one graph serves
-    moments.append(_now(parts.fabric.device))
+    moments.append(device_time(parts.fabric.device))
     return float(min(np.diff(moments)[1:]))  # the first step also allocates
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

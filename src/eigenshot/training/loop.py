@@ -13,6 +13,7 @@ from eigenshot.data.reading.order import epoch_batches
 from eigenshot.errors import TrainingDiverged
 from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter
+from eigenshot.training.buffers import copied_buffers, put_back
 from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
 from eigenshot.training.diagnostics import Diagnostics, diagnose
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
@@ -206,13 +207,12 @@ class _Health:
         views = parts.views(self.images, torch_generator(seed, "diagnostics", device=device))
         embed = getattr(method, "embed", parts.encoder.backbone)
         parts_of_view = -(-len(self.images) // int(parts.config.training.batch_size))
-        kept = [(buffer, buffer.clone()) for buffer in method.buffers()]
+        kept = copied_buffers(method)
         embeddings = [
             torch.cat([embed(chunk) for chunk in view.tensor_split(parts_of_view)])
             for view in views
         ]
-        for buffer, value in kept:
-            buffer.copy_(value)
+        put_back(method, kept)
         finite = all(bool(torch.isfinite(z).all()) for z in embeddings)
         if any_rank(not finite, device):
             raise TrainingDiverged("the embeddings are no longer finite")

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -41,6 +41,10 @@ _BATCH_SIZE = {"cuda": 128, "cpu": 64}
 _LEAST_BATCH = 8
 
 
+# Compiled functions: the owner, the name of its own function, what stands in for it.
+Programs: TypeAlias = list[tuple[Any, str, Any]]
+
+
 @dataclass
 class Parts:
     """Everything a run is made of, ready to train."""
@@ -52,7 +56,7 @@ class Parts:
     encoder: Encoder
     fabric: Any
     seconds_a_step: float | None = None  # once it has been measured
-    programs: list[tuple[Any, str, Any]] = field(default_factory=list)  # owner, name, compiled
+    programs: Programs = field(default_factory=list)
 
 
 def recipe_for(data: Any) -> str:

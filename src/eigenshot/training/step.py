@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from eigenshot.training.accumulation import (
     accumulate_whole,
     check_draw,
 )
+from eigenshot.training.buffers import copied_buffers, put_back
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts
-
-Programs: TypeAlias = list[tuple[Any, str, Any]]
+from eigenshot.training.setup import Parts, Programs
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 _COMPILED = "torch._inductor.runtime.compile_tasks"  # the modules of compiled programs
@@ -117,7 +116,7 @@ class EagerStep:
         move = getattr(drawn, "to", None)
         drawn = move(self.device) if callable(move) else drawn
         # Programs that compile before one that does not have updated their statistics already.
-        kept = [] if self.proven or not self.programs else self._copied_buffers()
+        kept = {} if self.proven or not self.programs else copied_buffers(self.method)
         done = False
         try:
             self.advance(images, drawn)
@@ -125,7 +124,7 @@ class EagerStep:
         except Exception as error:
             self.do_without_programs(error)
         if not done:  # out of the handler, in which the error holds the failed step's memory
-            self._put_buffers_back(kept)
+            put_back(self.method, kept)
             self.prepare(number, rate)
             self.advance(images, drawn)
         self.proven = True
@@ -227,15 +226,6 @@ class EagerStep:
             for view in self.views(images, self.generator)
         )
         return view_a, view_b
-
-    def _copied_buffers(self) -> list[tuple[Tensor, Tensor]]:
-        return [(buffer, buffer.detach().clone()) for buffer in self.method.buffers()]
-
-    @staticmethod
-    @torch.no_grad()
-    def _put_buffers_back(kept: list[tuple[Tensor, Tensor]]) -> None:
-        for buffer, value in kept:
-            buffer.copy_(value)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)

@@ -1,0 +1,19 @@
+"""Buffers kept for later: a look, a trial or a second pass must leave statistics as they were."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def copied_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The values of all buffers by name, as `put_back` takes them."""
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+
+@torch.no_grad()
+def put_back(module: nn.Module, copies: dict[str, Tensor]) -> None:
+    """Give the buffers in ``copies`` their values again, in place."""
+    for name, buffer in module.named_buffers():
+        if name in copies:
+            buffer.copy_(copies[name])
