@@ -1,12 +1,19 @@
-"""Images a second of pretraining, end to end over epochs of resident data, beside LightlySSL.
+"""Images a second of pretraining and of features, each beside a peer, and a progress bar's cost.
 
-    python benchmarks/throughput.py [--cases resnet12-32 …] [--peer FOLDER] [--out FILE]
+    python benchmarks/throughput.py [--cases resnet12-32 …] [--peer FOLDER] [--parts …] [--out FILE]
 
-Ours is the training loop's own step with every part of it: gathering, two augmented views, network
-with mixing, loss, backward pass, optimiser, metrics. The peer, where it can be imported (``--peer``
-names a folder with it), runs its own SimCLR transform in one worker a core, its Barlow Twins head
-and loss, on the same backbone, batch, precision and images. Beside each rate stands the share of
-the device's measured bf16 matrix rate that the network's operations make up.
+*training*: epochs of resident data. Ours is the training loop's own step with every part of it:
+gathering, two augmented views, network with mixing, loss, backward pass, optimiser, metrics. The
+peer, where it can be imported (``--peer`` names a folder with it), is LightlySSL: its own SimCLR
+transform in one worker a core, its Barlow Twins head and loss, on the same backbone, batch,
+precision and images. Beside each rate stands the share of the device's measured bf16 matrix rate
+that the network's operations make up.
+
+*extraction*: images in memory to features as `evaluate` makes them, beside a plain loop in float32
+that fetches the features of every batch.
+
+*bar*: a run of the first case that draws its progress bar on a terminal in every other epoch, and
+the share of its images a second that this costs.
 
 Images are noise of the data sets' sizes and numbers: only their shape matters for speed.
 """
@@ -17,16 +24,18 @@ import argparse
 import importlib.util
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
+from eigenshot.config import Config
 from eigenshot.configfile import load_config, parse_override
 from eigenshot.data.reading.order import epoch_batches
 from eigenshot.data.source import ArraySource
@@ -35,10 +44,11 @@ from eigenshot.files import write_json
 from eigenshot.hardware import choose_device, device_time, environment
 from eigenshot.machine import cores
 from eigenshot.networks import create_backbone
-from eigenshot.reporter import Reporter
+from eigenshot.reporter import ConsoleReporter
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.meter import Meter
 from eigenshot.training.setup import Parts, build, resolve_batch, resolve_size
+from extraction_and_bar import BAR_SETTINGS, bar_cost, extraction_rates
 
 
 @dataclass(frozen=True)
@@ -56,12 +66,7 @@ CASES = {
     "resnet12-84": Case("miniimagenet", 38_400, 84),
 }
 
-
-class Notes(Reporter):
-    """Prints what the program says."""
-
-    def note(self, text: str) -> None:
-        print(f"  {text}", flush=True)
+PARTS = ("training", "extraction", "bar")
 
 
 def noise(case: Case) -> ArraySource:
@@ -72,12 +77,10 @@ def noise(case: Case) -> ArraySource:
     return ArraySource(pixels, name="noise")
 
 
-def prepare(case: Case, device: str, settings: dict[str, Any]) -> Parts:
-    """Everything that a run of the case's recipe is made of."""
+def settle(case: Case, source: ArraySource, device: str, settings: dict[str, Any]) -> Config:
+    """The case's recipe with some settings changed, and with all that ``source`` decides."""
     config = load_config(case.recipe, settings)
-    source = noise(case)
-    config = resolve_batch(resolve_size(config, source, device), source, device)
-    return build(config, source, device)
+    return resolve_batch(resolve_size(config, source, device), source, device)
 
 
 def our_rate(parts: Parts, epochs: int) -> dict[str, float]:
@@ -87,8 +90,9 @@ def our_rate(parts: Parts, epochs: int) -> dict[str, float]:
         torch.cuda.reset_peak_memory_stats()
     batch, meter = int(parts.config.training.batch_size), Meter()
     optimizer = create_optimizer(method, parts.config.optimizer, device)
-    compile_if_worthwhile(parts, 0, Notes())
-    step = create_step(parts, optimizer, meter, Notes())
+    notes = ConsoleReporter(Console())
+    compile_if_worthwhile(parts, 0, notes)
+    step = create_step(parts, optimizer, meter, notes)
     method.train()
     number, times = 0, []
     for epoch in range(epochs + 1):
@@ -147,15 +151,17 @@ class Pictures(Dataset[Any]):
         return self.transform(Image.fromarray(self.pixels[row]))
 
 
-def peer_rate(case: Case, device: str, batch: int, backbone_name: str, epochs: int) -> float:
+def peer_rate(
+    source: ArraySource, device: str, batch: int, backbone_name: str, epochs: int
+) -> float:
     """Images a second of LightlySSL's Barlow Twins, the best of ``epochs`` after a first one."""
     from lightly.loss import BarlowTwinsLoss
     from lightly.models.modules import BarlowTwinsProjectionHead
     from lightly.transforms import SimCLRTransform
 
-    transform = SimCLRTransform(input_size=case.size, cj_strength=0.5, gaussian_blur=0.0)
+    transform = SimCLRTransform(input_size=source.shape[1], cj_strength=0.5, gaussian_blur=0.0)
     loader = DataLoader(
-        Pictures(noise(case), transform),
+        Pictures(source, transform),
         batch_size=batch,
         shuffle=True,
         drop_last=True,
@@ -187,10 +193,34 @@ def peer_rate(case: Case, device: str, batch: int, backbone_name: str, epochs: i
     return images / min(times[1:])
 
 
-def main() -> None:
-    """Measure every case asked for, print a line each, keep the record."""
+def training_row(
+    parts: Parts, source: ArraySource, options: argparse.Namespace, matrix: float, with_peer: bool
+) -> dict[str, Any]:
+    """Rate, share of the ``matrix`` rate and, where it is there, the peer's rate."""
+    batch, device = int(parts.config.training.batch_size), parts.fabric.device.type
+    operations = operations_a_step(parts)
+    row: dict[str, Any] = {"batch": batch, **our_rate(parts, options.epochs)}
+    share = operations * row["images_per_second"] / batch / matrix
+    row |= {"share_of_matrix_rate": share, "operations_a_step": operations}
+    shown = ""
+    if with_peer:
+        peer = peer_rate(source, device, batch, parts.config.backbone.name, options.epochs)
+        row |= {"peer_images_per_second": peer, "ratio": row["images_per_second"] / peer}
+        shown = f"; LightlySSL {peer:,.0f}: {row['ratio']:.2f} times"
+    print(
+        f"  training: {row['images_per_second']:,.0f} images/s, "
+        f"{row['milliseconds_a_step']:.2f} ms a step, {share:.1%} of the matrix rate, "
+        f"first epoch {row['first_epoch_seconds']:.0f} s{shown}",
+        flush=True,
+    )
+    return row
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, help="fewer, for a quick look")
     parser.add_argument("--set", nargs="*", default=[], dest="settings", metavar="KEY=VALUE")
@@ -203,50 +233,63 @@ def main() -> None:
         parser.error(f"expected at least 1 epoch, found {options.epochs}")
     if options.peer:
         sys.path.insert(0, str(options.peer))
-    with_peer = importlib.util.find_spec("lightly") is not None
-    if options.peer and not with_peer:
-        parser.error(f"there is no package 'lightly' in {options.peer}")
+        if importlib.util.find_spec("lightly") is None:
+            parser.error(f"there is no package 'lightly' in {options.peer}")
+    return options
+
+
+def main() -> None:
+    """Measure every case asked for, print a line a part, keep the record."""
+    options = parse()
     device = choose_device(options.device)
-    rate = matrix_rate(torch.device(device))
-    print(f"matrix products: {rate / 1e12:.0f} TFLOP/s", flush=True)
-    rows = []
-    for name in options.cases:
-        case = CASES[name]
-        if options.images:
-            case = Case(case.recipe, options.images, case.size)
-        settings = dict(parse_override(text) for text in options.settings)
-        parts = prepare(case, device, {"engine.compile": options.compile, **settings})
-        batch = int(parts.config.training.batch_size)
-        operations = operations_a_step(parts)
-        row: dict[str, Any] = {"case": name, "batch": batch, **our_rate(parts, options.epochs)}
-        share = operations * row["images_per_second"] / batch / rate
-        row |= {"share_of_matrix_rate": share, "operations_a_step": operations}
-        shown = ""
-        if with_peer:
-            name_of_network = parts.config.backbone.name
-            peer = peer_rate(case, device, batch, name_of_network, options.epochs)
-            row |= {"peer_images_per_second": peer, "ratio": row["images_per_second"] / peer}
-            shown = f"; LightlySSL {peer:,.0f}: {row['ratio']:.2f} times"
-        print(
-            f"{name}: {row['images_per_second']:,.0f} images/s, "
-            f"{row['milliseconds_a_step']:.2f} ms a step, {share:.1%} of the matrix rate, "
-            f"first epoch {row['first_epoch_seconds']:.0f} s{shown}",
-            flush=True,
-        )
-        rows.append({key: _rounded(value) for key, value in row.items()})
+    with_peer = importlib.util.find_spec("lightly") is not None
+    record: dict[str, Any] = {"compile": options.compile, "cores": cores(), "rows": []}
+    if "training" in options.parts:
+        record["matrix_rate"] = matrix_rate(torch.device(device))
+        print(f"matrix products: {record['matrix_rate'] / 1e12:.0f} TFLOP/s", flush=True)
+    settings: dict[str, Any] = {"engine.compile": options.compile}
+    settings |= dict(parse_override(text) for text in options.settings)
+    fewer = {"images": options.images} if options.images else {}
+    cases = {name: replace(CASES[name], **fewer) for name in options.cases}
+    for name, case in cases.items():
+        if options.parts == ["bar"]:
+            break
+        print(name, flush=True)
+        source = noise(case)
+        parts = build(settle(case, source, device, settings), source, device)
+        row: dict[str, Any] = {"case": name}
+        if "training" in options.parts:
+            row |= training_row(parts, source, options, record["matrix_rate"], with_peer)
+        if "extraction" in options.parts:
+            rates = extraction_rates(parts.encoder, source, device, options.epochs)
+            row |= {f"extraction_{key}": value for key, value in rates.items()}
+        record["rows"].append(row)
         del parts
-        if options.out:  # after every case: the next one may take long
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            record = {"compile": options.compile, "matrix_rate": rate, "cores": cores()}
-            write_json(options.out, {**record, "rows": rows, **environment(torch.device(device))})
+        _write(options.out, record, device)  # after every case: the next one may take long
+    if "bar" in options.parts:
+        name, case = next(iter(cases.items()))
+        source = noise(case)
+        config = settle(case, source, device, {**settings, **BAR_SETTINGS})
+        print(name, flush=True)
+        record["bar"] = {"case": name, **bar_cost(source, config, device)}
+        _write(options.out, record, device)
+
+
+def _write(out: Path | None, record: dict[str, Any], device: str) -> None:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, {**_rounded(record), **environment(torch.device(device))})
 
 
 def _rounded(value: Any) -> Any:
-    return (
-        float(np.format_float_positional(value, 5, fractional=False))
-        if isinstance(value, float)
-        else value
-    )
+    """The value, or all values in it, with five digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float):
+        return float(np.format_float_positional(value, 5, fractional=False))
+    return value
 
 
 if __name__ == "__main__":

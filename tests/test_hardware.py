@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eigenshot.errors import UserError
-from eigenshot.hardware import resolve_precision
+from eigenshot.hardware import choose_device, exact_device, resolve_precision, widest_float
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, *, own: bool) -> None:
@@ -42,3 +42,20 @@ def test_bf16_is_refused_where_it_is_none(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_unknown_one() -> None:
     with pytest.raises(UserError, match="unknown precision 'half'; known: auto, float32, bf16"):
         resolve_precision("half", "cpu")  # type: ignore[arg-type]
+
+
+def test_apples_gpu_is_chosen_when_asked_for_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("mps") == "mps"
+    assert choose_device("auto") != "mps"
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UserError, match="no MPS device is available here; use --device cpu"):
+        choose_device("mps")
+    with pytest.raises(UserError, match="unknown device 'tpu'; known: auto, cpu, cuda, mps"):
+        choose_device("tpu")
+
+
+def test_work_in_float64_is_done_where_it_can_be() -> None:
+    assert widest_float("cuda") == widest_float("cpu") == torch.float64
+    assert widest_float("mps") == torch.float32
+    assert [exact_device(name) for name in ("cpu", "cuda", "mps")] == ["cpu", "cuda", "cpu"]

@@ -30,7 +30,7 @@ app.add_typer(data_app, name="data")
 app.command("classify")(classify)
 app.command("embed")(embed_command)
 
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 _stderr = Console(stderr=True)
 
 # What is wrong is wrong for all processes of a run, and the first one says so. The launcher then

@@ -25,7 +25,7 @@ def embed_command(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compute anew and keep nothing in the cache.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
     """Write the features of images to a file, with labels and paths where they are known."""

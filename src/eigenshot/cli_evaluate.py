@@ -22,7 +22,7 @@ BackboneOption = Annotated[
 NormaliseOption = Annotated[
     str, typer.Option(help="Channel mean and deviation: of the encoder, or of the data itself.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TrainOption = Annotated[str, typer.Option(help="Labelled images to learn from.")]
 TestOption = Annotated[str, typer.Option(help="Labelled images of the same classes to test on.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -47,10 +48,12 @@ class BackboneConfig:
 
 @dataclass(frozen=True)
 class ProjectorConfig:
-    """The head that the loss works on: `layers` linear layers of `width`."""
+    """The head that the loss works on: `layers` linear layers of `width`, the last of `out`."""
 
-    layers: int = 3
+    layers: int = 3  # 0: the features themselves
     width: int = 2048
+    out: int = 0  # 0: as `width`
+    norm: bool = True  # batch normalisation between layers
     standardize: bool = True
 
 
@@ -81,6 +84,9 @@ class TrainingConfig:
     micro_batches: int = 1  # equal parts in which a batch goes through the network
     whole_batch_loss: bool = False  # of parts: one loss of all, at one more forward pass
     seed: int = 0
+    # Sides of the views, each from a share of the run on: [[0, 48], [0.5, 84]]. Empty: the images'.
+    resolution: tuple[tuple[float, int], ...] = ()
+    average: float = 0.0  # of the weights over steps: what a step keeps of it; 0: no average
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,25 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """How the encoder is measured for a table; training knows nothing of it."""
+
+    ways: int = 5  # classes a task
+    queries: int = 15  # a class
+    episodes: int = 10_000
+    seed: int = 0  # of the tasks and of the linear classifier: alike for every encoder
+    classifier: str = "logistic"
+    C: float = 1.0  # inverse L2 strength
+    transform: Literal["none", "l2", "power", "centre"] = "l2"
+    select: bool = False  # choose C and transform on the validation classes
+    support_views: int = 0  # random views of each example that join it
+    normalise: Literal["encoder", "data"] = "encoder"
+    linear_epochs: int = 100  # of the linear evaluation by SGD, as the next two
+    linear_lr: float = 30.0
+    linear_momentum: float = 0.9
+
+
+@dataclass(frozen=True)
 class LoggingConfig:
     """What is written beside metrics.jsonl."""
 
@@ -136,6 +161,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
@@ -157,7 +183,7 @@ class Config:
         return table
 
 
-_NEUTRAL = ("recipe", "checkpoint", "probe", "logging")
+_NEUTRAL = ("recipe", "checkpoint", "probe", "evaluation", "logging")
 
 
 def _check_ranges(config: Config) -> None:
@@ -171,7 +197,9 @@ def _check_ranges(config: Config) -> None:
         ("data.per_class", config.data.per_class, 1),
         ("data.max_unreadable", config.data.max_unreadable, 0),
         ("data.window", config.data.window, 0),
-        ("projector.layers", config.projector.layers, 1),
+        ("projector.layers", config.projector.layers, 0),
+        ("projector.out", config.projector.out, 0),
+        ("training.average", config.training.average, 0),
         ("projector.width", config.projector.width, 1),
         ("optimizer.lr", config.optimizer.lr, 0),
         ("optimizer.momentum", config.optimizer.momentum, 0),
@@ -183,6 +211,13 @@ def _check_ranges(config: Config) -> None:
         ("probe.shots", config.probe.shots, 1),
         ("probe.episodes", config.probe.episodes, 1),
         ("probe.max_images", config.probe.max_images, 1),
+        ("evaluation.ways", config.evaluation.ways, 2),
+        ("evaluation.queries", config.evaluation.queries, 1),
+        ("evaluation.episodes", config.evaluation.episodes, 2),
+        ("evaluation.seed", config.evaluation.seed, 0),
+        ("evaluation.support_views", config.evaluation.support_views, 0),
+        ("evaluation.linear_epochs", config.evaluation.linear_epochs, 1),
+        ("evaluation.linear_momentum", config.evaluation.linear_momentum, 0),
     ]
     for name, value, bound in least:
         if not value >= bound:  # also catches nan
@@ -193,6 +228,12 @@ def _check_ranges(config: Config) -> None:
             f"a batch of {batch} does not split into {parts} equal parts of two or more images; "
             "choose a training.micro_batches that divides training.batch_size"
         )
+    if config.training.average >= 1:
+        raise UserError(
+            "training.average must be below 1: it is the share of the average that a step keeps, "
+            f"such as 0.999; found {config.training.average}"
+        )
+    _check_resolution(config.training.resolution)
     for name in ("mean", "std"):
         values = getattr(config.data, name)
         if values and len(values) != config.data.channels:
@@ -202,6 +243,19 @@ def _check_ranges(config: Config) -> None:
             )
     if any(value <= 0 for value in config.data.std):
         raise UserError(f"data.std must be positive, found {list(config.data.std)}")
+
+
+def _check_resolution(stages: tuple[tuple[float, int], ...]) -> None:
+    shares = [share for share, _ in stages]
+    rising = all(before < after for before, after in itertools.pairwise(shares))
+    if stages and (shares[0] != 0 or not rising or shares[-1] >= 1):
+        raise UserError(
+            "training.resolution is a list of [share of the run, side in pixels] with shares that "
+            f"rise from 0 and stay below 1; found {[list(stage) for stage in stages]}"
+        )
+    for _, side in stages:
+        if side < 1:
+            raise UserError(f"training.resolution: a side is at least 1 pixel, found {side}")
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

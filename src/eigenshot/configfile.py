@@ -40,7 +40,30 @@ def read_recipe(name: str) -> dict[str, Any]:
         raise UserError(f"recipe '{name}' is not valid TOML: {error}") from error
     table.setdefault("recipe", label)
     base = table.pop("base", None)
-    return table if base is None else _merge(read_recipe(str(base)), table)
+    if base is None:
+        return table
+    under = read_recipe(str(base))
+    return _merge(_with_method(under, table.get("method", {}).get("name")), table)
+
+
+def method_table(name: str) -> dict[str, Any]:
+    """A method's own head and options, as tables of a recipe; empty where it has no file.
+
+    A method of a user's own has none: it works on the head of the recipe.
+    """
+    entry = resources.files("eigenshot") / "recipes" / "methods" / f"{name}.toml"
+    return tomllib.loads(entry.read_text(encoding="utf-8")) if entry.is_file() else {}
+
+
+def _with_method(table: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """``table`` for the method called ``name``; where it is another, with that one's defaults.
+
+    Data, views, network and schedule stay: they belong to the benchmark. What stands in a method's
+    own file, head and options, replaces what the table has for its own method.
+    """
+    if name is None or name == table.get("method", {}).get("name"):
+        return table
+    return {**table, "method": {"name": name}, **method_table(name)}
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -59,10 +82,10 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
     ----------
     overrides : ``{"optimizer.lr": 0.1}`` or texts like ``"optimizer.lr=0.1"``.
     """
-    table = read_recipe(recipe)
     if not isinstance(overrides, Mapping):
         overrides = dict(parse_override(text) for text in overrides)
-    for section, name in (("backbone", "name"), ("method", "name"), ("augment", "kind")):
+    table = _with_method(read_recipe(recipe), overrides.get("method.name"))
+    for section, name in (("backbone", "name"), ("augment", "kind")):
         # Options belong to what they are options of: another network has other ones.
         asked = overrides.get(f"{section}.{name}")
         if asked is not None and asked != table.get(section, {}).get(name):

@@ -34,7 +34,7 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
     out : folder to keep the run in; a temporary one by default.
     resume : go on from the last checkpoint in `out`.
     seed : of weights, order, augmentation and mixing.
-    device : ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    device : ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
     verbose : show progress.
 
     Attributes

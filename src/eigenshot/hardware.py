@@ -19,14 +19,29 @@ Precision: TypeAlias = Literal["auto", "float32", "bf16"]
 
 
 def choose_device(name: str) -> str:
-    """``"auto"`` is CUDA where there is one, else the CPU."""
+    """``"auto"`` is CUDA where there is one, else the CPU; Apple's ``"mps"`` is to be asked for."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available here; use --device cpu")
+    if name not in ("cpu", "cuda", "mps"):
+        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda, mps")
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _mps_is_available()}
+    if not available[name]:
+        raise UserError(f"no {name.upper()} device is available here; use --device cpu")
     return name
+
+
+def _mps_is_available() -> bool:
+    return torch.backends.mps.is_available()
+
+
+def widest_float(device: torch.device | str) -> torch.dtype:
+    """The most precise type that ``device`` has: float64, but on Apple's GPUs float32."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def exact_device(device: str) -> str:
+    """Where work in float64 is done for features that are made on ``device``."""
+    return device if widest_float(device) == torch.float64 else "cpu"
 
 
 def resolve_precision(precision: Precision, device_type: str) -> Precision:
@@ -69,6 +84,8 @@ def device_time(device: torch.device) -> float:
     """Seconds on a running clock, once the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
     return time.perf_counter()
 
 
@@ -89,6 +106,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 def _hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return f"{platform.processor() or platform.machine()} GPU (MPS)"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from eigenshot.errors import UserError, did_you_mean
 
@@ -91,13 +91,30 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(function, eval_str=True).parameters
+        parameters = inspect.signature(function, eval_str=True).parameters
     except NameError:
         # Annotations that exist for type checkers only: they stay strings and are not checked.
         return inspect.signature(function).parameters
     except ValueError:
         # Functions written in C may have none.
         return {}
+    found: dict[str, inspect.Parameter] = {}
+    for name, parameter in parameters.items():
+        found.update(_unpacked(parameter) or {name: parameter})
+    return found
+
+
+def _unpacked(parameter: inspect.Parameter) -> dict[str, inspect.Parameter]:
+    """The keywords that ``**options: Unpack[SomeTypedDict]`` stands for."""
+    if parameter.kind is not parameter.VAR_KEYWORD or get_origin(parameter.annotation) != Unpack:
+        return {}
+    (table,) = get_args(parameter.annotation)
+    return {
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        )
+        for name, annotation in get_type_hints(table).items()
+    }
 
 
 def coerce(value: Any, wanted: Any, name: str) -> Any:

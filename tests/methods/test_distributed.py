@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from eigenshot.collective import mean_over_ranks, rank, world_size
 from eigenshot.methods import DeepLaplacianEigenmapsMethod, create_method
-from eigenshot.methods.dle import Mix
+from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Projector, create_backbone
 from eigenshot.networks.synchronised import synchronise
 from tests.test_collective import Results, on_two_ranks

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from eigenshot.errors import UserError
 from eigenshot.methods import DeepLaplacianEigenmapsMethod, create_method
-from eigenshot.methods.dle import Mix, decorrelation_loss, trace_loss
+from eigenshot.methods.dle import decorrelation_loss, trace_loss
+from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Backbone, Projector, create_backbone
 from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.training.step import standing_in

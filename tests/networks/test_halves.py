@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.methods import create_method
-from eigenshot.methods.dle import Mix
+from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Projector, create_backbone
 from eigenshot.networks.halves import can_keep_halves_apart, halves_apart
 from eigenshot.networks.synchronised import synchronise

@@ -152,10 +152,25 @@ def test_every_layer_of_the_projector_gets_a_gradient() -> None:
         assert parameter.grad.abs().max() > 1e-6, key
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"layers": 0}, {"width": 0}, {"out_features": 0}, {"in_features": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"out_features": 0}, {"in_features": 0}])
 def test_projector_refuses_sizes_below_one(wrong: dict[str, int]) -> None:
     name = next(iter(wrong))
     with pytest.raises(UserError, match=f"{name} of at least 1, found 0"):
         Projector(**{"in_features": 8, **wrong})
+
+
+def test_projector_without_layers_hands_features_on() -> None:
+    x = torch.randn(6, 8)
+    bare = Projector(8, layers=0, standardize=False)
+    assert bare.out_features == 8
+    assert torch.equal(bare(x), x)
+    torch.testing.assert_close(Projector(8, layers=0)(x).var(dim=0, unbiased=False), torch.ones(8))
+    with pytest.raises(UserError, match="must not be negative, found -1"):
+        Projector(8, layers=-1)
+
+
+def test_projector_without_norm_has_biases_instead() -> None:
+    projector = Projector(8, layers=2, width=16, norm=False, standardize=False)
+    kinds = [type(part) for part in projector.layers]
+    assert kinds == [nn.Linear, nn.ReLU, nn.Linear]
+    assert projector.layers[0].bias is not None

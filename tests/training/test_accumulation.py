@@ -19,7 +19,8 @@ from eigenshot.collective import average_gradients, mean_over_ranks, rank, world
 from eigenshot.configfile import load_config
 from eigenshot.errors import UserError
 from eigenshot.methods import DeepLaplacianEigenmapsMethod, Method
-from eigenshot.methods.dle import Mix, decorrelation_loss
+from eigenshot.methods.dle import decorrelation_loss
+from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Backbone, Projector, as_backbone
 from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.networks.synchronised import synchronise

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from eigenshot.configfile import load_config
 from eigenshot.data.source import ArraySource
-from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod, Mix
+from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod
+from eigenshot.methods.mixing import Mix
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep, CaptureFailed, graph_key, split_draw
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eigenshot.errors import UserError
 from eigenshot.methods.base import Method
-from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod, Mix
-from eigenshot.training import engine
+from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod
+from eigenshot.methods.mixing import Mix
+from eigenshot.training import engine, meter
 from eigenshot.training.engine import (
     compile_if_worthwhile,
     compile_parts,
@@ -175,7 +177,7 @@ def test_what_a_backend_raises_is_of_the_compiler() -> None:
 
 def test_a_class_vouches_for_its_own_forward_only() -> None:
     class Renamed(DeepLaplacianEigenmapsMethod):
-        def after_step(self) -> None:
+        def after_step(self, progress: float) -> None:
             """Runs on the host."""
 
     class Changed(DeepLaplacianEigenmapsMethod):
@@ -215,3 +217,59 @@ def test_after_step_follows_every_step() -> None:
     parts.method.__class__ = Counting
     take(step_of(parts, Recorder()), steps=3)
     assert parts.method.steps == 3
+
+
+def test_after_step_is_told_how_much_of_the_run_is_done() -> None:
+    class Told(DeepLaplacianEigenmapsMethod):
+        def after_step(self, progress: float) -> None:
+            self.told.append(progress)
+
+    parts = small_parts()
+    parts.method.__class__ = Told
+    parts.method.told = []
+    total = parts.total_steps
+    take(step_of(parts, Recorder()), steps=2)
+    assert parts.method.told == [1 / total, 2 / total]
+
+
+def test_a_constant_rate_stays_where_it_starts() -> None:
+    class Half(DeepLaplacianEigenmapsMethod):
+        def constant_rate(self) -> list[nn.Parameter]:
+            return list(self.projector.parameters())
+
+    parts = small_parts()
+    parts.method.__class__ = Half
+    optimizer = create_optimizer(parts.method, parts.config.optimizer, torch.device("cpu"))
+    step = create_step(parts, optimizer, Meter(), Recorder())
+    step(0, np.arange(32), 0.0)
+    step(1, np.arange(32), 0.0)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    assert rates == [0.0, parts.config.optimizer.lr]
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in parts.method.parameters()}
+
+
+class Narrow(TorchDispatchMode):
+    """A device without float64: no operation may give one."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        found = function(*arguments, **(keywords or {}))
+        assert not (isinstance(found, Tensor) and found.dtype == torch.float64), function
+        return found
+
+
+def test_what_a_step_does_on_the_device_needs_no_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter, "widest_float", lambda device: torch.float32)
+    parts = small_parts(method__options__target="unit-variance")
+    step = step_of(parts, Recorder())
+    rows = np.arange(32)
+    drawn = step.draw(0, rows)
+    assert drawn is not None
+    drawn = dataclasses.replace(drawn, coefficient=drawn.coefficient.float())
+    step.prepare(0, 0.02)
+    with Narrow():
+        step.advance(parts.source.images(rows), drawn)
+    assert step.meter.sums is not None
+    assert step.meter.sums.dtype == torch.float32

@@ -25,7 +25,7 @@ from eigenshot.encoder import Encoder
 from eigenshot.errors import TrainingDiverged, UserError
 from eigenshot.evaluation.logistic import NotConverged
 from eigenshot.evaluation.tables import Split, check_positive, checked_split, source_classes
-from eigenshot.hardware import Precision
+from eigenshot.hardware import Precision, widest_float
 from eigenshot.randomness import numpy_generator, torch_generator
 
 _SAMPLE = 32_768  # rows that tell the covariance well enough for a preconditioner
@@ -116,7 +116,7 @@ def linear_probe(
     for epoch in range(epochs):
         sgd.param_groups[0]["lr"] = probe_rate(epoch, epochs=epochs, lr=lr, milestones=milestones)
         order = numpy_generator(seed, "linear", "order", epoch).permutation(len(train))
-        mean_loss = torch.zeros((), dtype=torch.float64, device=device)
+        mean_loss = torch.zeros((), dtype=widest_float(device), device=device)
         for batch in range(batches):
             rows = order[batch * batch_size : (batch + 1) * batch_size]
             generator = torch_generator(seed, "linear", "view", epoch, batch, device=device)

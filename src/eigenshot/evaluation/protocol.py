@@ -36,7 +36,7 @@ from eigenshot.evaluation.selection import Selected, select_settings
 from eigenshot.evaluation.tables import aligned_labels
 from eigenshot.evaluation.transforms import Transform, check_transform
 from eigenshot.evaluation.views import extract_views, training_view
-from eigenshot.hardware import Precision, choose_device, resolve_precision
+from eigenshot.hardware import Precision, choose_device, exact_device, resolve_precision
 from eigenshot.reporter import Reporter
 
 Normalisation = Literal["encoder", "data"]
@@ -209,7 +209,7 @@ def fewshot_of_run(
             support_views=views,
             interval=interval,
             class_names=source.class_names,
-            device=bench.device,
+            device=exact_device(bench.device),
             together=True,
             **common,
         )
@@ -258,7 +258,7 @@ def linear_of_run(
             bench.features(test_source),
             test_labels,
             C=C,
-            device=bench.device,
+            device=exact_device(bench.device),
             class_names=train_source.class_names,
         )
     return linear_probe(
@@ -294,6 +294,6 @@ def knn_of_run(
         test_labels,
         neighbours=neighbours,
         temperature=temperature,
-        device=bench.device,
+        device=exact_device(bench.device),
         class_names=train_source.class_names,
     )

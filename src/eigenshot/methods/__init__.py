@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,7 @@ from eigenshot.errors import UserError
 from eigenshot.methods.base import Method
 from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod
 from eigenshot.networks import Backbone
-from eigenshot.options import check_options, import_factory, lookup
+from eigenshot.options import check_options, import_factory, lookup, parameters_of
 
 _METHODS: dict[str, type[nn.Module]] = {"dle": DeepLaplacianEigenmapsMethod}
 
@@ -22,18 +23,33 @@ def list_methods() -> list[str]:
     return sorted(_METHODS)
 
 
+def learns_from_labels(name: str) -> bool:
+    """Whether the method called ``name`` is one that wants labels: its ``draw`` takes them."""
+    draw = getattr(_find(name), "draw", None)
+    return callable(draw) and "labels" in parameters_of(draw)
+
+
 def create_method(
-    name: str, backbone: Backbone, projector: nn.Module, /, **options: Any
+    name: str,
+    backbone: Backbone,
+    projector: nn.Module,
+    /,
+    *,
+    classes: int | None = None,
+    **options: Any,
 ) -> nn.Module:
-    """The method called ``name``, or a user's own given as ``package.module:Class``."""
-    if ":" in name:
-        method_class = import_factory(name, "method")
-    else:
-        method_class = lookup(name, _METHODS, "method")
-    checked = check_options(
-        f"method '{name}'", method_class, options, supplied=("backbone", "projector")
-    )
-    method = method_class(backbone, projector, **checked)
+    """The method called ``name``, or a user's own given as ``package.module:Class``.
+
+    ``classes`` is the number of labels, for a method that learns from them.
+    """
+    method_class = _find(name)
+    supplied = ["backbone", "projector"]
+    given: dict[str, Any] = {}
+    if learns_from_labels(name):
+        supplied.append("classes")
+        given["classes"] = classes
+    checked = check_options(f"method '{name}'", method_class, options, supplied=supplied)
+    method = method_class(backbone, projector, **given, **checked)
     if not isinstance(method, nn.Module) or not isinstance(
         getattr(method, "backbone", None), Backbone
     ):
@@ -42,3 +58,7 @@ def create_method(
             f"found {type(method).__name__}"
         )
     return method
+
+
+def _find(name: str) -> Callable[..., Any]:
+    return import_factory(name, "method") if ":" in name else lookup(name, _METHODS, "method")

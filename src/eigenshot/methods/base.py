@@ -109,31 +109,58 @@ class Method(nn.Module):
         ``mix`` interpolates what flows through its layer on the way of the second view. Each view
         has batch statistics of its own.
         """
-        if not self.joint:
-            return self.embed(view_a), self._embed_mixed(view_b, mix)
-        with halves_apart(self):
-            both = torch.cat([view_a, view_b])
-            first = 0
-            if mix is not None:
-                first = mix.layer
-                clean, other = self.backbone.forward_stages(both, 0, first).chunk(2)
-                both = torch.cat([clean, mix(other)])
-            features = self.backbone.pool(self.backbone.forward_stages(both, first))
-            embeddings: Tensor = self.projector(features)
-        z_a, z_b = embeddings.chunk(2)
-        return z_a, z_b
+        return embed_pair(self.backbone, self.projector, view_a, view_b, mix, joint=self.joint)
 
-    def _embed_mixed(self, view: Tensor, mix: Interpolation | None) -> Tensor:
-        """f_L(λ g_L(x_i) + (1 − λ) g_L(x_j)), Eq. 11 of the paper."""
-        if mix is None:
-            return self.embed(view)
-        hidden = mix(self.backbone.forward_stages(view, 0, mix.layer))
-        features = self.backbone.pool(self.backbone.forward_stages(hidden, mix.layer))
-        embeddings: Tensor = self.projector(features)
-        return embeddings
+    def after_step(self, progress: float) -> None:
+        """Called on the host after every optimiser step: moving averages, queues.
 
-    def after_step(self) -> None:
-        """Called on the host after every optimiser step: moving averages, queues."""
+        ``progress`` is the share of the run's steps that are done, above 0 and at the end 1.
+        """
+
+    def constant_rate(self) -> list[nn.Parameter]:
+        """Parameters whose learning rate stays as it starts, where a method wants that."""
+        return []
+
+
+def embed_pair(
+    backbone: Backbone,
+    projector: nn.Module,
+    view_a: Tensor,
+    view_b: Tensor,
+    mix: Interpolation | None = None,
+    *,
+    joint: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Embeddings of two views, each ``(batch, C, H, W)`` to ``(batch, K)``, by any two networks.
+
+    ``mix`` interpolates on the way of the second view. ``joint`` takes both in one pass, with
+    layers that `eigenshot.networks.halves` has made ready for it.
+    """
+    if not joint:
+        return projector(backbone(view_a)), projector(_mixed_features(backbone, view_b, mix))
+    with halves_apart(backbone, projector):
+        both = torch.cat([view_a, view_b])
+        first = 0
+        if mix is not None:
+            first = mix.layer
+            clean, other = backbone.forward_stages(both, 0, first).chunk(2)
+            both = torch.cat([clean, mix(other)])
+        embeddings: Tensor = projector(backbone.pool(backbone.forward_stages(both, first)))
+    z_a, z_b = embeddings.chunk(2)
+    return z_a, z_b
+
+
+def _mixed_features(backbone: Backbone, view: Tensor, mix: Interpolation | None) -> Tensor:
+    """f_L(λ g_L(x_i) + (1 − λ) g_L(x_j)), Eq. 11 of the paper, up to the projector."""
+    if mix is None:
+        return backbone(view)
+    hidden = mix(backbone.forward_stages(view, 0, mix.layer))
+    return backbone.pool(backbone.forward_stages(hidden, mix.layer))
+
+
+def exact(z: Tensor) -> Tensor:
+    """At least float32: a sum over thousands of products has no place in half precision."""
+    return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
 
 
 def _split(projector: nn.Module) -> tuple[nn.Module, Standardize | None]:

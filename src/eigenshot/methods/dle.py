@@ -7,24 +7,18 @@ orthogonal (Eq. 9), and the second view is mixed with another image's at a rando
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eigenshot.collective import gather_rows, rank, sum_over_ranks, world_size
+from eigenshot.collective import gather_rows, sum_over_ranks, world_size
 from eigenshot.errors import UserError
-from eigenshot.methods.base import Method
+from eigenshot.methods.base import exact
+from eigenshot.methods.mixing import Coefficients, Mix, MixingMethod, Mixup
 from eigenshot.networks import Backbone
 
 Reduction = Literal["mean", "sum"]
-
-
-def _exact(z: Tensor) -> Tensor:
-    """At least float32: a sum over thousands of products has no place in half precision."""
-    return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
 
 
 def trace_loss(z_a: Tensor, z_b: Tensor, reduction: Reduction = "mean") -> Tensor:
@@ -43,7 +37,7 @@ def trace_loss(z_a: Tensor, z_b: Tensor, reduction: Reduction = "mean") -> Tenso
             f"expected z_a and z_b of one shape, found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
         )
     with torch.autocast(device_type=z_a.device.type, enabled=False):
-        squared = (_exact(z_a) - _exact(z_b)).square()
+        squared = (exact(z_a) - exact(z_b)).square()
         return squared.mean() if reduction == "mean" else squared.sum(dim=1).mean()
 
 
@@ -66,7 +60,7 @@ def decorrelation_loss(z: Tensor, route: Literal["auto", "covariance", "gram"] =
     if route == "auto":
         route = "gram" if batch < dimensions else "covariance"
     with torch.autocast(device_type=z.device.type, enabled=False):
-        z = _exact(z)
+        z = exact(z)
         if route == "covariance":
             covariance = sum_over_ranks(z.T @ z) / batch
             return (covariance - torch.diag(covariance.diagonal())).square().sum()
@@ -76,37 +70,7 @@ def decorrelation_loss(z: Tensor, route: Literal["auto", "covariance", "gram"] =
         return frobenius - diagonal
 
 
-@dataclass(frozen=True)
-class Mix:
-    """One batch's interpolation: where, with whom and how much.
-
-    ``coefficient`` is λ, a scalar tensor; ``permutation`` is ``(batch,)``, the partner of each
-    sample; ``layer`` counts backbone stages, 0 being the input.
-    """
-
-    layer: int
-    coefficient: Tensor
-    permutation: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """λ x + (1 − λ) x[permutation], for x of shape ``(batch, …)``."""
-        return torch.lerp(x[self.permutation], x, self.coefficient.to(x.dtype))
-
-    def to(self, device: torch.device) -> Mix:
-        """The same mix with its tensors on ``device``."""
-        return Mix(self.layer, self.coefficient.to(device), self.permutation.to(device))
-
-    def part(self, index: int, count: int) -> Mix:
-        """The mix of block ``index`` of ``count`` equal ones, whose partners are all of the block.
-
-        It is what `DeepLaplacianEigenmapsMethod.draw` gives for ``blocks=count``.
-        """
-        size = len(self.permutation) // count
-        own = self.permutation[index * size : (index + 1) * size]
-        return Mix(self.layer, self.coefficient, own - index * size)
-
-
-class DeepLaplacianEigenmapsMethod(Method):
+class DeepLaplacianEigenmapsMethod(MixingMethod):
     """The objective of the paper, L_trace + γ L_const, with interpolation (Algorithm 1).
 
     Parameters
@@ -116,10 +80,7 @@ class DeepLaplacianEigenmapsMethod(Method):
     k_gamma : the same weight in its natural scale: Kγ for the mean reduction (docs/theory.md), so
         that one value serves every K. 0.02 when neither is given.
     reduction : of the trace term over dimensions, ``"mean"`` or ``"sum"``.
-    mixup : ``"manifold"`` mixes at a layer drawn for each batch, ``"input"`` always at layer 0,
-        ``"none"`` never.
-    alpha : λ ~ Beta(alpha, alpha), one a batch.
-    layers : eligible layers; empty means all, 0 (the input) to the number of stages.
+    mixup, alpha, layers, coefficients : as in `MixingMethod`.
     decorrelate : ``"one"``, the clean view as in the paper; ``"both"``, the mean over the two
         branches; ``"none"``, the trace alone, which collapses.
     target : ``"paper"`` uses λz_i + (1−λ)z_j; ``"unit-variance"`` divides it by √(λ² + (1−λ)²),
@@ -136,32 +97,28 @@ class DeepLaplacianEigenmapsMethod(Method):
         gamma: float | None = None,
         k_gamma: float | None = None,
         reduction: Literal["mean", "sum"] = "mean",
-        mixup: Literal["manifold", "input", "none"] = "manifold",
+        mixup: Mixup = "manifold",
         alpha: float = 1.0,
         layers: tuple[int, ...] = (),
+        coefficients: Coefficients = "batch",
         decorrelate: Literal["one", "both", "none"] = "one",
         target: Literal["paper", "unit-variance"] = "paper",
     ) -> None:
-        super().__init__(backbone, projector)
+        super().__init__(
+            backbone,
+            projector,
+            mixup=mixup,
+            alpha=alpha,
+            layers=layers,
+            coefficients=coefficients,
+        )
         if gamma is not None and k_gamma is not None:
             raise UserError("give either gamma or k_gamma, not both: k_gamma is K times gamma")
         if min(gamma or 0.0, k_gamma or 0.0) < 0:
             raise UserError(f"gamma must not be negative, found {gamma if gamma else k_gamma}")
-        if not alpha > 0:
-            raise UserError(f"alpha must be positive, found {alpha}")
-        stages = len(backbone.stages)
-        outside = [layer for layer in layers if not 0 <= layer <= stages]
-        if outside:
-            raise UserError(
-                f"mixup layers must lie between 0 (the input) and {stages} "
-                f"(after the last stage), found {outside}"
-            )
         self.gamma = gamma
         self.k_gamma = 0.02 if gamma is None and k_gamma is None else k_gamma
         self.reduction: Reduction = reduction
-        self.mixup = mixup
-        self.alpha = alpha
-        self.layers = tuple(layers) or tuple(range(stages + 1))
         self.decorrelate = decorrelate
         self.target = target
 
@@ -171,28 +128,6 @@ class DeepLaplacianEigenmapsMethod(Method):
             return float(self.gamma or 0.0)
         # The sum over dimensions is K times the mean, and so is the γ that balances it.
         return self.k_gamma / dimensions if self.reduction == "mean" else self.k_gamma
-
-    def draw(self, batch_size: int, generator: np.random.Generator, blocks: int = 1) -> Mix | None:
-        """λ, the layer and the permutation of one batch; None when nothing is mixed.
-
-        Each of ``blocks`` equal parts of the batch is permuted in itself. Where several processes
-        train together, λ and the layer are alike on all and each permutes its own ``batch_size``
-        images: one process with all ranks' blocks would do the same with the block-diagonal
-        permutation. ``generator`` must stand at the same place on every rank.
-        """
-        if blocks < 1 or batch_size % blocks:
-            raise UserError(
-                f"expected a batch size that splits into {blocks} equal blocks, found {batch_size}"
-            )
-        if self.mixup == "none":
-            return None
-        coefficient = torch.tensor(generator.beta(self.alpha, self.alpha), dtype=torch.float64)
-        layer = int(generator.choice(self.layers)) if self.mixup == "manifold" else 0
-        size = batch_size // blocks
-        permutations = [generator.permutation(size) for _ in range(world_size() * blocks)]
-        own = permutations[rank() * blocks : (rank() + 1) * blocks]
-        shifted = [number * size + block for number, block in enumerate(own)]
-        return Mix(layer, coefficient, torch.from_numpy(np.concatenate(shifted)))
 
     def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
         """Loss terms of a batch of positive pairs.
@@ -235,8 +170,8 @@ class DeepLaplacianEigenmapsMethod(Method):
         """What the mixed embedding should match: λ z_i + (1 − λ) z_j, Eq. 12."""
         if mix is None:
             return z
-        mixed = mix(_exact(z))
+        mixed = mix(exact(z))
         if self.target == "paper":
             return mixed
-        coefficient = mix.coefficient.to(mixed.dtype)
+        coefficient = mix.weight(mixed)
         return mixed / (coefficient.square() + (1 - coefficient).square()).sqrt()

@@ -74,9 +74,9 @@ def _is_known(part: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def halves_apart(module: nn.Module) -> Iterator[None]:
-    """Within the block every layer of ``module`` treats the halves of a batch as two batches."""
-    layers = [part for part in module.modules() if isinstance(part, _Apart)]
+def halves_apart(*modules: nn.Module) -> Iterator[None]:
+    """Within the block every layer of ``modules`` treats the halves of a batch as two batches."""
+    layers = [part for module in modules for part in module.modules() if isinstance(part, _Apart)]
     for layer in layers:
         layer.apart = True
     try:

@@ -72,14 +72,15 @@ class Standardize(nn.Module):
 
 
 class Projector(nn.Module):
-    """``layers`` linear layers with batch normalisation and ReLU between them.
+    """``layers`` linear layers with ReLU and, before it, batch normalisation between them.
 
     Parameters
     ----------
     in_features : the length of the backbone's features.
-    layers : the number of linear layers, at least 1.
+    layers : the number of linear layers; with none the features themselves are embeddings.
     width : the length of the hidden vectors.
     out_features : the length K of an embedding; ``width`` when not given.
+    norm : whether there is batch normalisation between layers.
     standardize : whether the last layer is followed by :class:`Standardize`.
     """
 
@@ -90,25 +91,27 @@ class Projector(nn.Module):
         layers: int = 3,
         width: int = 2048,
         out_features: int | None = None,
+        norm: bool = True,
         standardize: bool = True,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = width if out_features is None else out_features
-        require_positive(
-            in_features=in_features, layers=layers, width=width, out_features=self.out_features
-        )
+        if layers < 0:
+            raise UserError(f"layers must not be negative, found {layers}")
+        if layers == 0:
+            self.out_features = in_features
+        require_positive(in_features=in_features, width=width, out_features=self.out_features)
         parts: list[nn.Module] = []
         inputs = in_features
         for _ in range(layers - 1):
-            parts += [
-                # No bias where the mean is taken off right after.
-                nn.Linear(inputs, width, bias=False),
-                nn.BatchNorm1d(width),
-                nn.ReLU(inplace=True),
-            ]
+            # No bias where the mean is taken off right after.
+            parts.append(nn.Linear(inputs, width, bias=not norm))
+            parts += [nn.BatchNorm1d(width)] if norm else []
+            parts.append(nn.ReLU(inplace=True))
             inputs = width
-        parts.append(nn.Linear(inputs, self.out_features, bias=not standardize))
+        if layers:
+            parts.append(nn.Linear(inputs, self.out_features, bias=not standardize))
         if standardize:
             parts.append(Standardize(self.out_features))
         self.layers = nn.Sequential(*parts)

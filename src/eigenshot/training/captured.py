@@ -72,6 +72,7 @@ class CapturedStep(EagerStep):
         ]
         self.addresses: tuple[int, ...] = ()
         self.replays, self.moves = 0, 0
+        self.size = self.view_size(0)
         self.given_up = False
 
     def __call__(self, number: int, indices: np.ndarray, rate: float) -> None:
@@ -86,9 +87,10 @@ class CapturedStep(EagerStep):
         return super().__call__(number, indices, rate)
 
     def _replay(self, number: int, indices: Tensor, rate: float) -> None:
-        drawn = self.draw(number, len(indices))
+        drawn = self.draw(number, indices)
         tensors, _ = split_draw(drawn)
         key = graph_key(drawn, len(indices))
+        self._check_size(number)
         self._check_addresses()
         if key not in self.graphs:
             self.graphs[key] = self._capture_in_some_form(drawn, indices)
@@ -99,7 +101,15 @@ class CapturedStep(EagerStep):
             _fill(tensor, tensors[name])
         known.graph.replay()
         self.replays += 1
-        self.conclude()
+        self.conclude(number)
+
+    def _check_size(self, number: int) -> None:
+        """Forget the graphs of another size of views: it does not come again."""
+        size = self.view_size(number)
+        if self.graphs and size != self.size:
+            self._forget_graphs()
+        self.size = size
+        self.views.resize(size)
 
     def _check_addresses(self) -> None:
         """Forget the graphs if weights or buffers have moved: they would go on at the old place."""

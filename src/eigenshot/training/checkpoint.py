@@ -48,6 +48,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     meter: Meter,
     progress: Progress,
+    average: nn.Module | None = None,
 ) -> None:
     """Write everything a run needs to go on. Weights that are not finite are refused.
 
@@ -70,6 +71,7 @@ def save_checkpoint(
         **{f"method.{name}": value for name, value in weights.items()},
         **{f"optimizer.{name}": value for name, value in slots.items()},
         **{f"meter.{name}": value for name, value in sums.items()},
+        **{f"average.{name}": value for name, value in _state_of(average).items()},
     }
     header = {
         "step": progress.step,
@@ -82,7 +84,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, method: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter
+    path: Path,
+    method: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    meter: Meter,
+    average: nn.Module | None = None,
 ) -> Progress:
     """Restore what `save_checkpoint` wrote, in place."""
     remove_leftovers(path.parent, path.name)
@@ -93,6 +99,8 @@ def load_checkpoint(
     device = next(method.parameters()).device
     try:
         method.load_state_dict(_with_prefix(tensors, "method."))
+        if average is not None:
+            average.load_state_dict(_with_prefix(tensors, "average."))
         slots = _unflatten_optimizer(_with_prefix(tensors, "optimizer."), header["optimizer"])
         # Rates and kernels are this run's own; what was learned is in the slots.
         groups = optimizer.state_dict()["param_groups"]
@@ -124,6 +132,10 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError:  # a file system without hard links
         shutil.copyfile(source, temporary)
     os.replace(temporary, target)
+
+
+def _state_of(module: nn.Module | None) -> dict[str, Tensor]:
+    return {} if module is None else module.state_dict()
 
 
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -169,8 +181,10 @@ class Keeper:
         optimizer: torch.optim.Optimizer,
         settings: CheckpointConfig,
         step: int,
+        average: nn.Module | None = None,
     ) -> None:
         self.folder = folder
+        self.average = average
         self.method = method
         self.optimizer = optimizer
         self.settings = settings
@@ -205,7 +219,9 @@ class Keeper:
         )
         if is_best:
             progress.best, progress.best_step, progress.best_by = score, progress.step, by
-        save_checkpoint(self.folder.last, self.method, self.optimizer, meter, progress)
+        save_checkpoint(
+            self.folder.last, self.method, self.optimizer, meter, progress, self.average
+        )
         if is_best and rank() == 0:
             link_or_copy(self.folder.last, self.folder.best)
         self._saved_step, self._saved_time = progress.step, time.monotonic()

@@ -61,7 +61,7 @@ def diagnose(z_a: Tensor, z_b: Tensor) -> Diagnostics:
 
 def effective_rank(z: Tensor) -> float:
     """exp of the entropy of the singular values of z, ``(n, K)``: between 1 and min(n, K)."""
-    values = torch.linalg.svdvals(z.double().cpu())
+    values = torch.linalg.svdvals(z.cpu().double())
     total = values.sum()
     if not bool(total > 0):
         return 0.0
@@ -74,5 +74,5 @@ def uniformity(unit: Tensor) -> float:
     """log of the mean of exp(−2‖x − y‖²) over pairs of rows of ``(n, d)`` on the unit sphere."""
     if len(unit) < 2:
         return 0.0
-    squared = torch.pdist(unit.double().cpu()).square()
+    squared = torch.pdist(unit.cpu().double()).square()
     return float((-2 * squared).exp().mean().log())

@@ -15,6 +15,7 @@ from eigenshot.config import OptimizerConfig
 from eigenshot.data.source import ArraySource
 from eigenshot.hardware import device_time
 from eigenshot.methods import Method
+from eigenshot.networks import Backbone
 from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep
@@ -34,11 +35,23 @@ _FORWARD_PASS = ("forward", "draw", "objective", "represent", "standardised", "e
 def create_optimizer(
     method: nn.Module, settings: OptimizerConfig, device: torch.device
 ) -> torch.optim.Optimizer:
-    """SGD; on CUDA in one kernel, with a learning rate that a captured step reads anew."""
+    """SGD; on CUDA in one kernel, with a learning rate that a captured step reads anew.
+
+    The parameters of a method's ``constant_rate`` are a group that no schedule changes.
+    """
     on_cuda = device.type == "cuda"
+
+    def rate() -> Any:
+        return torch.tensor(settings.lr, device=device) if on_cuda else settings.lr
+
+    constant = method.constant_rate() if isinstance(method, Method) else []
+    apart = {id(parameter) for parameter in constant}
+    trained = [p for p in method.parameters() if p.requires_grad and id(p) not in apart]
+    groups: list[dict[str, Any]] = [{"params": trained, "lr": rate()}]
+    if constant:
+        groups.append({"params": constant, "lr": rate(), "constant": True})
     return torch.optim.SGD(
-        method.parameters(),
-        lr=torch.tensor(settings.lr, device=device) if on_cuda else settings.lr,
+        groups,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         fused=on_cuda,
@@ -117,17 +130,16 @@ def _gain_is_known(parts: Parts) -> bool:
 
 
 def compile_parts(method: nn.Module, views: nn.Module) -> Programs:
-    """Compiled forms of the network's stages, the projector and the views.
+    """Compiled forms of the networks' stages, of projectors and predictors, and of the views.
 
     Stage by stage, because mixing happens between stages: one program serves every layer. A stage
     that stands in several places is compiled once. The views' random draws stay outside, what
     follows them is a pure function.
     """
-    backbone, projector = getattr(method, "backbone", None), getattr(method, "projector", None)
-    stages = getattr(backbone, "stages", None)
     owners: list[tuple[Any, str]] = [(view, "transform") for view in views.children()]
-    owners += [(stage, "forward") for stage in stages or ([] if backbone is None else [backbone])]
-    owners += [(projector, "forward")] if projector is not None else []
+    for part in method.children():
+        stages = part.stages if isinstance(part, Backbone) else [part]
+        owners += [(stage, "forward") for stage in stages]
     once = {(id(owner), name): (owner, name) for owner, name in owners}
     return [
         (owner, name, torch.compile(getattr(owner, name), dynamic=False))

@@ -113,7 +113,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
-    """A Fabric on ``device`` (``"cpu"`` or ``"cuda"``) whose processes have all met.
+    """A Fabric on ``device`` (``"cpu"``, ``"cuda"``, ``"mps"``) whose processes have all met.
 
     ``devices`` and ``nodes`` are what `processes` returned. Processes of this machine that nobody
     has started yet are started by running the same command. Nobody returns before all are there.
@@ -162,6 +162,8 @@ def _check_possible(device: str, devices: int) -> None:
             "several processes cannot be started from an interactive session; use the command line "
             "or a script"
         )
+    if device == "mps":
+        raise UserError("an MPS device trains one process; leave out --devices and --nodes")
     if device == "cuda" and devices > torch.cuda.device_count():
         raise UserError(
             f"{devices} processes a machine need as many GPUs, but this one sees "

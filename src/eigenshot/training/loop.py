@@ -38,8 +38,18 @@ class Interrupted(Exception):
         super().__init__(f"interrupted, and the state is saved; {way_on}")
 
 
+class DeadlineReached(Interrupted):
+    """The time that the run was given is over; its checkpoint is written."""
+
+
 def train(
-    parts: Parts, folder: RunFolder, probe: Probe | None, reporter: Reporter, *, going_on: bool
+    parts: Parts,
+    folder: RunFolder,
+    probe: Probe | None,
+    reporter: Reporter,
+    *,
+    going_on: bool,
+    deadline: float | None = None,
 ) -> Progress:
     """Train ``parts.method`` to the end of its schedule, from the last checkpoint if ``going_on``.
 
@@ -48,17 +58,18 @@ def train(
 
     Several processes run it together, in step: whatever they exchange they exchange in one order.
     Only the first writes files, looks through ``probe`` and has a reporter that speaks.
+
+    Past ``deadline``, a moment of `time.monotonic`, it stops as if interrupted.
     """
     config, method, source = parts.config, parts.method, parts.source
     seed, batch = config.training.seed, int(config.training.batch_size)
-    steps_an_epoch = len(source) // batch
-    total_steps = config.training.epochs * steps_an_epoch
+    steps_an_epoch, total_steps = parts.steps_an_epoch, parts.total_steps
     warmup_steps = round(config.optimizer.warmup_epochs * steps_an_epoch)
     optimizer = create_optimizer(method, config.optimizer, parts.fabric.device)
     meter, progress = Meter(), Progress()
     if going_on:
         with all_or_none(parts.fabric):
-            progress = load_checkpoint(folder.last, method, optimizer, meter)
+            progress = load_checkpoint(folder.last, method, optimizer, meter, parts.average)
         require_agreement(
             parts.fabric,
             progress.step,
@@ -70,7 +81,7 @@ def train(
         reporter.note(f"going on from step {progress.step} of {total_steps}")
     compile_if_worthwhile(parts, total_steps - progress.step, reporter)
     step = create_step(parts, optimizer, meter, reporter)
-    keeper = Keeper(folder, method, optimizer, config.checkpoint, progress.step)
+    keeper = Keeper(folder, method, optimizer, config.checkpoint, progress.step, parts.average)
     if going_on:
         keeper.restore_best(progress)
     watch = _Stopwatch(progress, batch)
@@ -78,7 +89,7 @@ def train(
     probing = config.probe.kind != "none"
 
     with Interruption() as interruption, MetricsLog(folder, config.logging, progress.step) as log:
-        pauses = _Pauses(interruption, keeper, parts.fabric.device)
+        pauses = _Pauses(interruption, keeper, parts.fabric.device, deadline)
         reporter.begin(total_steps, progress.step)
         while progress.step < total_steps:
             epoch, first = divmod(progress.step, steps_an_epoch)
@@ -101,6 +112,8 @@ def train(
                 )
                 step(progress.step, rows, rate)
                 progress.step += 1
+                if parts.average is not None:
+                    parts.average.follow(method.get_submodule("backbone"))
                 if progress.step % _FINITE_CHECK_STEPS == 0:
                     meter.check_finite()
                 if reporter.due():
@@ -111,7 +124,7 @@ def train(
                         watch.stop()
                         keeper.save(meter, progress)
                     if stop:
-                        raise Interrupted
+                        raise pauses.reason()
             meter.check_finite()
             record: dict[str, Any] = {
                 "epoch": epoch + 1,
@@ -137,7 +150,7 @@ def train(
                 else:
                     keeper.save(meter, progress)
             if stop and progress.step < total_steps:
-                raise Interrupted
+                raise pauses.reason()
     return progress
 
 
@@ -149,10 +162,17 @@ class _Pauses:
     step.
     """
 
-    def __init__(self, interruption: Interruption, keeper: Keeper, device: torch.device) -> None:
+    def __init__(
+        self,
+        interruption: Interruption,
+        keeper: Keeper,
+        device: torch.device,
+        deadline: float | None = None,
+    ) -> None:
         self.interruption = interruption
         self.keeper = keeper
         self.device = device
+        self.deadline = deadline
 
     def __call__(self, step: int, *, epoch_ends: bool = False) -> tuple[bool, bool]:
         """Whether a checkpoint is due after ``step`` steps, and whether the run is to stop."""
@@ -160,7 +180,16 @@ class _Pauses:
         if world_size() > 1 and step % _VOTE_STEPS and not epoch_ends:
             return by_steps, False
         by_minutes = any_rank(self.keeper.due_by_minutes(), self.device)
-        return by_steps or by_minutes, any_rank(self.interruption.requested, self.device)
+        stop = self.interruption.requested or self._late()
+        return by_steps or by_minutes, any_rank(stop, self.device)
+
+    def reason(self) -> Interrupted:
+        """What a run that is to stop ends with."""
+        late = self._late() and not self.interruption.requested
+        return DeadlineReached() if late else Interrupted()
+
+    def _late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
 
 class _Stopwatch:

@@ -7,13 +7,15 @@ from torch import Tensor
 
 from eigenshot.collective import mean_over_ranks
 from eigenshot.errors import TrainingDiverged
+from eigenshot.hardware import widest_float
 
 
 class Meter:
     """Sums of named scalars since the last `reset`.
 
-    All sums share one float64 tensor that keeps its place in memory, so a captured step can add
-    to it. ``add`` is what the device does, ``count`` what the host knows.
+    All sums share one tensor, float64 where the device has that, which keeps its place in memory,
+    so a captured step can add to it. ``add`` is what the device does, ``count`` what the host
+    knows.
     """
 
     def __init__(self) -> None:
@@ -24,7 +26,8 @@ class Meter:
     def add(self, terms: dict[str, Tensor]) -> None:
         """Add one step's terms on the device; the caller counts the step."""
         self.names = self.names or tuple(terms)
-        values = torch.stack([terms[name].detach().double() for name in self.names])
+        dtype = widest_float(terms[self.names[0]].device)
+        values = torch.stack([terms[name].detach().to(dtype) for name in self.names])
         if self.sums is None:
             self.sums = torch.zeros_like(values)
         self.sums += values
@@ -65,4 +68,5 @@ class Meter:
         self.count = count
         if sums:
             self.names = tuple(sums)
-            self.sums = torch.stack([value.double() for value in sums.values()]).to(device)
+            values = [value.to(widest_float(device)) for value in sums.values()]
+            self.sums = torch.stack(values).to(device)

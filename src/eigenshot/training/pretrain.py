@@ -62,12 +62,14 @@ def pretrain(
     devices: int = 1,
     nodes: int = 1,
     reporter: Reporter | None = None,
+    deadline: float | None = None,
 ) -> Run:
     """Learn an encoder from unlabelled images and leave it in a run folder.
 
     Parameters
     ----------
-    data : what `eigenshot.data.opening.open_source` takes; labels are never looked at.
+    data : what `eigenshot.data.opening.open_source` takes; labels are looked at
+        only by a method that learns from them.
     out : the run's folder; it must not hold a run, unless ``resume``.
     resume : go on from the last checkpoint in ``out``; from the start when there is none.
     initial : an encoder file or state dict to start from.
@@ -75,6 +77,8 @@ def pretrain(
     devices, nodes : processes a machine, each with a device of its own, and machines. They train
         together, on equal blocks of every batch, and all return. Those of this machine are started
         by running the caller's script again; under torchrun and srun they are there already.
+    deadline : a moment of `time.monotonic` past which the run stops at a checkpoint, with
+        `eigenshot.training.loop.DeadlineReached`.
     """
     here, machines = processes(devices, nodes, os.environ)
     with reporter or Reporter() as shown:
@@ -94,10 +98,10 @@ def pretrain(
         # Steps and trials seed torch's own generator; outside, the caller's stays as it was.
         own = [fabric.device.index] if fabric.device.type == "cuda" else []
         with torch.random.fork_rng(own), parting(fabric, Interrupted):
-            return _run(plan, fabric, shown if rank() == 0 else Reporter())
+            return _run(plan, fabric, shown if rank() == 0 else Reporter(), deadline)
 
 
-def _run(plan: Plan, fabric: Any, reporter: Reporter) -> Run:
+def _run(plan: Plan, fabric: Any, reporter: Reporter, deadline: float | None) -> Run:
     """Read the images, train, leave the encoder; every process does, and the first writes."""
     folder, config = plan.folder, plan.config
     require_agreement(
@@ -124,7 +128,7 @@ def _run(plan: Plan, fabric: Any, reporter: Reporter) -> Run:
                 fabric=fabric,
             )
             source = parts.source  # images that are on the device are needed in memory no longer
-            probe = _open_probe(config, plan.data, reporter) if rank() == 0 else None
+            probe = _open_probe(parts, plan.data, reporter) if rank() == 0 else None
             identity = _identity(parts, plan.initial)
             if plan.started:
                 folder.check_data(identity)
@@ -141,7 +145,7 @@ def _run(plan: Plan, fabric: Any, reporter: Reporter) -> Run:
         if not plan.going_on:
             _announce(parts, reporter)
         told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
-        progress = _train(parts, folder, probe, reporter, plan.going_on)
+        progress = _train(parts, folder, probe, reporter, plan.going_on, deadline)
     finally:
         tell_unreadable(source, reporter, told)  # a stream has found them on its way
         if callable(close := getattr(source, "close", None)):  # and has workers
@@ -164,23 +168,29 @@ def _agree_on_images(source: Source, fabric: Any) -> None:
 
 
 def _train(
-    parts: Parts, folder: RunFolder, probe: Probe | None, reporter: Reporter, going_on: bool
+    parts: Parts,
+    folder: RunFolder,
+    probe: Probe | None,
+    reporter: Reporter,
+    going_on: bool,
+    deadline: float | None,
 ) -> Progress:
     try:
-        return train(parts, folder, probe, reporter, going_on=going_on)
+        return train(parts, folder, probe, reporter, going_on=going_on, deadline=deadline)
     except TrainingDiverged as error:
         kept = f"the last good checkpoint stands in '{folder.last.parent}'"
         kept = kept if folder.last.exists() else "no checkpoint had been written yet"
         raise TrainingDiverged(f"{error}; {kept}") from error
 
 
-def _open_probe(config: Config, data: Any, reporter: Reporter) -> Probe | None:
+def _open_probe(parts: Parts, data: Any, reporter: Reporter) -> Probe | None:
+    config = parts.config
     if config.probe.kind == "none":
         return None
     probed = config.probe.data or data
     source = open_source(
         probed,
-        image_size=int(config.data.image_size),
+        image_size=parts.encoder.preprocessing.image_size,
         channels=config.data.channels,
         split=choose_split(probed, "validation", reporter),
         seed=config.data.seed,

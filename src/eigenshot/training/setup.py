@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,19 +26,20 @@ from eigenshot.data.views.views import TwoViews, create_view
 from eigenshot.encoder import Encoder, Preprocessing, initialise_from
 from eigenshot.errors import UserError
 from eigenshot.hardware import package_version, resolve_precision
-from eigenshot.methods import create_method
+from eigenshot.methods import create_method, learns_from_labels
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.randomness import derive_seed
 from eigenshot.reporter import Reporter
 from eigenshot.training.accumulation import check_method
+from eigenshot.training.average import WeightAverage
 from eigenshot.training.launch import launch
 
 # What "auto" means for a folder of photographs: what the device can train in a day.
-_FOLDER_SIZE = {"cuda": 84, "cpu": 64}
-_FOLDER_BACKBONE = {"cuda": "resnet12", "cpu": "conv4"}
+_FOLDER_SIZE = {"cuda": 84, "mps": 64, "cpu": 64}
+_FOLDER_BACKBONE = {"cuda": "resnet12", "mps": "conv4", "cpu": "conv4"}
 _AUTO_OPTIONS: dict[str, dict[str, Any]] = {"conv4": {"widths": (32, 64, 128, 256)}}
-_BATCH_SIZE = {"cuda": 128, "cpu": 64}
+_BATCH_SIZE = {"cuda": 128, "mps": 64, "cpu": 64}
 _LEAST_BATCH = 8
 
 
@@ -55,8 +57,26 @@ class Parts:
     views: TwoViews
     encoder: Encoder
     fabric: Any
+    labels: torch.Tensor | None = None  # (images,) class numbers, where the method learns from them
+    average: WeightAverage | None = None
     seconds_a_step: float | None = None  # once it has been measured
     programs: Programs = field(default_factory=list)
+
+    @property
+    def steps_an_epoch(self) -> int:
+        """Optimiser steps of one pass over the images; a last, incomplete batch is left out."""
+        return len(self.source) // int(self.config.training.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.config.training.epochs * self.steps_an_epoch
+
+    def view_size(self, step: int) -> int:
+        """The side of the views at ``step``."""
+        stages = self.config.training.resolution
+        reached = [side for share, side in stages if share * self.total_steps <= step]
+        return reached[-1] if reached else self.source.shape[1]
 
 
 def recipe_for(data: Any) -> str:
@@ -118,7 +138,8 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
         raise UserError("backbone.options.in_channels cannot be set: use data.channels")
     with torch.device("meta"):
         network = create_backbone(config.backbone.name, **config.backbone.options)
-        create_method(config.method.name, network, nn.Identity(), **config.method.options)
+        projector = Projector(network.out_features, width=2)
+        create_method(config.method.name, network, projector, classes=2, **config.method.options)
 
 
 def reading(config: Config, device: str, reporter: Reporter, what: str) -> Reading:
@@ -213,13 +234,14 @@ def build(
 
     ``fabric`` is what `launch` returned; without it there is one process.
     """
-    size, channels = source.shape[1], source.shape[0]
+    channels = source.shape[0]
+    sizes = [side for _, side in config.training.resolution] or [source.shape[1]]
     views = TwoViews(
         *(
             create_view(
                 config.augment.kind,
                 {**config.augment.options, **own},
-                size=size,
+                size=sizes[0],
                 mean=config.data.mean,
                 std=config.data.std,
             )
@@ -227,35 +249,58 @@ def build(
         )
     )
     torch.manual_seed(derive_seed(config.training.seed, "weights"))
-    network = _create_network(config, backbone, channels, size)
+    network = _create_network(config, backbone, channels, min(sizes))
+    if initial is not None:
+        initialise_from(network, initial)
     projector = Projector(
         network.out_features,
         layers=config.projector.layers,
         width=config.projector.width,
+        out_features=config.projector.out or None,
+        norm=config.projector.norm,
         standardize=config.projector.standardize,
     )
-    method = create_method(config.method.name, network, projector, **config.method.options)
+    labels, classes = _known_labels(config, source)
+    method = create_method(
+        config.method.name, network, projector, classes=classes, **config.method.options
+    )
     check_method(
         method,
         micro_batches=config.training.micro_batches,
         whole_batch_loss=config.training.whole_batch_loss,
     )
-    if initial is not None:
-        initialise_from(network, initial)
     fabric = fabric or launch(device)
     source = _brought(source, fabric.device)
     views.to(fabric.device)
     # Convolutions and pooling are nearly twice as fast with channels last, on a CPU too.
     method.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     synchronise(method)
+    average = WeightAverage(network, config.training.average) if config.training.average else None
     encoder = Encoder(
-        network,
-        Preprocessing(size, channels, tuple(config.data.mean), tuple(config.data.std)),
+        network if average is None else average.backbone,
+        Preprocessing(sizes[-1], channels, tuple(config.data.mean), tuple(config.data.std)),
         {"name": "custom" if backbone is not None else config.backbone.name}
         | {"options": dict(config.backbone.options)},
         _provenance(config, source),
     )
-    return Parts(config, source, method, views, encoder, fabric)
+    return Parts(config, source, method, views, encoder, fabric, labels=labels, average=average)
+
+
+def _known_labels(config: Config, source: Source) -> tuple[torch.Tensor | None, int | None]:
+    """Class numbers ``(images,)`` from 0 on, and how many there are, for a method that wants them.
+
+    No other method is given any.
+    """
+    if not learns_from_labels(config.method.name):
+        return None, None
+    unlabelled = source.labels is None or (source.labels < 0).any()
+    if unlabelled:
+        raise UserError(
+            f"method '{config.method.name}' learns from labels, and '{source.name}' does not have "
+            "one for every image: use sub-folders as classes, or a method without labels"
+        )
+    names, numbers = np.unique(np.asarray(source.labels), return_inverse=True)
+    return torch.from_numpy(numbers), len(names)
 
 
 def _brought(source: Source, device: torch.device) -> Source:

@@ -15,6 +15,7 @@ from torch import Tensor
 from eigenshot.collective import rank, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods import Method
+from eigenshot.options import parameters_of
 from eigenshot.randomness import derive_seed, numpy_generator
 from eigenshot.reporter import Reporter
 from eigenshot.training.accumulation import (
@@ -107,12 +108,18 @@ class EagerStep:
         self.half = parts.config.engine.precision == "bf16"
         self.generator = torch.Generator(device=self.device)
         self.part_seeds = [0] * self.micro_batches
+        self.labels = parts.labels
+        self.total_steps = parts.total_steps
+        self.view_size = parts.view_size
+        # A method without eigenshot's base may want to know or not.
+        self.tells_progress = bool(parameters_of(getattr(self.method, "after_step", bool)))
 
     def __call__(self, number: int, indices: np.ndarray, rate: float) -> None:
         """Step ``number`` on the images at ``indices`` with learning rate ``rate``."""
+        self.views.resize(self.view_size(number))
         self.prepare(number, rate)
         images = self.source.images(indices).to(self.device)
-        drawn = self.draw(number, len(indices))
+        drawn = self.draw(number, indices)
         move = getattr(drawn, "to", None)
         drawn = move(self.device) if callable(move) else drawn
         # Programs that compile before one that does not have updated their statistics already.
@@ -128,11 +135,13 @@ class EagerStep:
             self.prepare(number, rate)
             self.advance(images, drawn)
         self.proven = True
-        self.conclude()
+        self.conclude(number)
 
     def prepare(self, number: int, rate: float) -> None:
         """Set the learning rate, and every generator to where this step finds it."""
         for group in self.optimizer.param_groups:
+            if group.get("constant"):
+                continue
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -146,15 +155,19 @@ class EagerStep:
             derive_seed(self.seed, "module", *place, part) for part in range(self.micro_batches)
         ]
 
-    def draw(self, number: int, batch_size: int) -> Any | None:
-        """The method's own choices for this step, which its forward takes as third argument."""
+    def draw(self, number: int, indices: np.ndarray | Tensor) -> Any | None:
+        """The method's own choices for this step, which its forward takes as third argument.
+
+        A method that learns from labels has them in there: its ``draw`` takes ``labels``.
+        """
         draw = getattr(self.method, "draw", None)
         if not callable(draw):
             return None
         generator = numpy_generator(self.seed, "method", number)
+        given = {} if self.labels is None else {"labels": self.labels[torch.as_tensor(indices)]}
         if self.micro_batches == 1:
-            return draw(batch_size, generator)
-        drawn = draw(batch_size, generator, blocks=self.micro_batches)
+            return draw(len(indices), generator, **given)
+        drawn = draw(len(indices), generator, blocks=self.micro_batches, **given)
         check_draw(self.method, drawn)
         return drawn
 
@@ -170,10 +183,13 @@ class EagerStep:
         self.stepper.step()
         self.meter.add(terms)
 
-    def conclude(self) -> None:
+    def conclude(self, number: int) -> None:
         """What the host does after `advance`: the method's own ``after_step``, and the count."""
         if callable(after_step := getattr(self.method, "after_step", None)):
-            after_step()
+            if self.tells_progress:
+                after_step((number + 1) / self.total_steps)
+            else:
+                after_step()
         self.meter.count += 1
 
     def do_without_programs(self, error: Exception) -> None:

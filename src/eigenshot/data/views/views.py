@@ -226,6 +226,11 @@ class TwoViews(nn.Module):
         self.view_a = view_a
         self.view_b = view_b
 
+    def resize(self, size: int) -> None:
+        """Let views have sides of ``size`` pixels from now on."""
+        for view in self.children():
+            view.size = size  # type: ignore[assignment]
+
     def forward(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """uint8 ``(batch, channels, height, width)`` → two ``(batch, channels, size, size)``."""
         return self.view_a(images, generator), self.view_b(images, generator)

@@ -1,0 +1,45 @@
+"""An average of the weights over time: steadier than the weights, and nearly free."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from eigenshot.networks import Backbone
+
+
+class WeightAverage(nn.Module):
+    """A backbone whose weights and statistics are a moving average of another's.
+
+    After n steps the average keeps min(``decay``, n / (n + 10)) of itself at each: at first it is
+    young as the weights are, so where they started is soon forgotten.
+
+    Parameters
+    ----------
+    backbone : the network that is trained; the average starts as its copy.
+    decay : what a step keeps of the average, at most.
+    """
+
+    steps: Tensor
+
+    def __init__(self, backbone: Backbone, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        self.backbone = copy.deepcopy(backbone).requires_grad_(False).eval()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device="cpu"))
+
+    @torch.no_grad()
+    def follow(self, backbone: nn.Module) -> None:
+        """Take in the weights and statistics of ``backbone`` as they are now."""
+        self.steps += 1  # on the host, so that nothing waits for the device
+        steps = int(self.steps)
+        kept = min(self.decay, steps / (steps + 10))
+        own, new = self.backbone.state_dict(), backbone.state_dict()
+        floating = [name for name, value in own.items() if value.is_floating_point()]
+        torch._foreach_lerp_(
+            [own[name] for name in floating], [new[name] for name in floating], 1 - kept
+        )
+        for name in own.keys() - set(floating):  # counts
+            own[name].copy_(new[name])
