@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ from eigenshot.configfile import (
     config_from_table,
     list_recipes,
     load_config,
+    method_table,
     parse_override,
     to_toml,
 )
 from eigenshot.data.views.views import create_view
 from eigenshot.errors import UserError
-from eigenshot.methods import create_method
+from eigenshot.methods import create_method, list_methods
 from eigenshot.networks import Projector, create_backbone
+from eigenshot.training.setup import check_parts
 
 
 def test_the_promised_recipes_are_there() -> None:
@@ -135,3 +138,37 @@ def test_another_backbone_or_method_does_not_inherit_options() -> None:
     changed = load_config("glyphs", ["method.options.scale=2", "method.name=my.module:Mine"])
     assert changed.method.options == {"scale": 2}
     assert load_config("glyphs", ["method.name=dle"]).method.options["k_gamma"] == 0.02
+
+
+def test_another_method_brings_its_own_head_and_options(tmp_path: Path) -> None:
+    plain = load_config("fc100")
+    other = load_config("fc100", {"method.name": "simclr"})
+    own = method_table("simclr")
+    assert own["projector"]["out"] == other.projector.out == 128
+    assert other.method.options == own["method"]["options"]
+    assert (other.optimizer, other.augment, other.backbone, other.training) == (
+        plain.optimizer,
+        plain.augment,
+        plain.backbone,
+        plain.training,
+    )
+    # The recipe's own method stays as the recipe has it, and what is asked for comes last.
+    assert load_config("glyphs", {"method.name": "dle"}) == load_config("glyphs")
+    asked = load_config("fc100", {"method.name": "simclr", "projector.out": 64})
+    assert asked.projector.out == 64
+    # A recipe that is based on another may change the method too.
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('base = "fc100"\n[method]\nname = "simclr"\n[optimizer]\nlr = 0.3\n')
+    based = load_config(str(recipe))
+    assert (based.method, based.projector) == (other.method, other.projector)
+    assert based.optimizer.lr == 0.3
+
+
+def test_every_methods_file_is_of_a_known_method_and_valid() -> None:
+    folder = resources.files("eigenshot") / "recipes" / "methods"
+    names = {entry.name.removesuffix(".toml") for entry in folder.iterdir()}
+    assert names == set(list_methods())
+    for name in names:
+        config = load_config("fc100", {"method.name": name})
+        assert config.method.name == name
+        check_parts(config, own_backbone=False)

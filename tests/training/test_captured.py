@@ -114,7 +114,7 @@ def test_trial_steps_are_undone(idle_step: CapturedStep) -> None:
     before = {name: value.clone() for name, value in idle_step.method.state_dict().items()}
     kept = idle_step._keep()
     idle_step.prepare(0, 0.1)
-    idle_step.advance(idle_step.pixels[:32], idle_step.draw(0, 32))
+    idle_step.advance(idle_step.pixels[:32], idle_step.draw(0, np.arange(32)))
     idle_step._put_back(kept)
     after = idle_step.method.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
@@ -203,7 +203,7 @@ def test_capturing_leaves_weights_statistics_and_momentum_alone() -> None:
     before = {name: value.clone() for name, value in parts.method.state_dict().items()}
     rows = torch.arange(32)
     for number in range(6):
-        drawn = step.draw(number, 32)
+        drawn = step.draw(number, rows)
         step._capture(drawn, rows)
     assert all(
         torch.equal(value, before[name]) for name, value in parts.method.state_dict().items()
