@@ -26,8 +26,7 @@ from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.randomness import derive_seed
 from eigenshot.training.accumulation import accumulate_parts, accumulate_whole, check_method
-from eigenshot.training.captured import CapturedStep
-from eigenshot.training.engine import create_optimizer
+from eigenshot.training.engine import create_optimizer, create_step
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.meter import Meter
 from eigenshot.training.pretrain import pretrain
@@ -35,6 +34,7 @@ from eigenshot.training.step import EagerStep
 from tests.test_collective import Results, on_two_ranks
 from tests.training.test_captured import distance, parts_of
 from tests.training.test_captured import run as run_steps
+from tests.training.test_captured import train as train_steps
 from tests.training.test_pretrain import Recorder
 
 Outcome = dict[str, dict[str, Tensor]]
@@ -458,7 +458,8 @@ def test_torch_s_generator_has_a_seed_for_each_part_of_a_step(whole: bool) -> No
 def test_parts_are_not_captured_and_learn_the_same(whole: bool) -> None:
     options = {"training__micro_batches": 2, "training__whole_batch_loss": whole}
     captured, plain, recorder = parts_of(**options), parts_of(**options), Recorder()
-    run_steps(captured, CapturedStep, recorder)
+    optimizer = create_optimizer(captured.method, captured.config.optimizer, torch.device("cuda"))
+    train_steps(create_step(captured, optimizer, Meter(), recorder))
     assert recorder.notes == [
         "steps run without a graph: a batch goes through the network in parts"
     ]

@@ -35,16 +35,16 @@ SMALL: dict[str, Any] = {
 }
 
 
-def source() -> ArraySource:
+def source(labels: np.ndarray | None = None) -> ArraySource:
     generator = torch.Generator().manual_seed(1)
-    return ArraySource(
-        torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    )
+    pixels = torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    names = () if labels is None else tuple(map(str, np.unique(labels)))
+    return ArraySource(pixels, labels, names)
 
 
-def parts_of(device: str = "cuda", **changes: Any) -> Parts:
+def parts_of(device: str = "cuda", labels: np.ndarray | None = None, **changes: Any) -> Parts:
     settings = {**SMALL, **{key.replace("__", "."): value for key, value in changes.items()}}
-    config, images = load_config("fc100", settings), source()
+    config, images = load_config("fc100", settings), source(labels)
     config = resolve_batch(resolve_size(config, images, device), images, device)
     return build(config, images, device)
 

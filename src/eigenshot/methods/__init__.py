@@ -8,12 +8,39 @@ from typing import Any
 from torch import nn
 
 from eigenshot.errors import UserError
+from eigenshot.methods.barlow_twins import BarlowTwins
 from eigenshot.methods.base import Method
+from eigenshot.methods.baseline import Baseline
+from eigenshot.methods.baseline_plus_plus import BaselinePlusPlus
+from eigenshot.methods.byol import Byol
 from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod
+from eigenshot.methods.moco import MoCo
+from eigenshot.methods.shuffled_dbn import ShuffledDBN
+from eigenshot.methods.simclr import SimCLR
+from eigenshot.methods.simsiam import SimSiam
+from eigenshot.methods.spectral_contrastive import SpectralContrastive
+from eigenshot.methods.swav import SwAV
+from eigenshot.methods.vicreg import VICReg
+from eigenshot.methods.wmse import WMSE
 from eigenshot.networks import Backbone
 from eigenshot.options import check_options, import_factory, lookup, parameters_of
 
-_METHODS: dict[str, type[nn.Module]] = {"dle": DeepLaplacianEigenmapsMethod}
+_METHODS: dict[str, type[nn.Module]] = {
+    "dle": DeepLaplacianEigenmapsMethod,
+    "barlow-twins": BarlowTwins,
+    "byol": Byol,
+    "mocov2": MoCo,
+    "shuffled-dbn": ShuffledDBN,
+    "simclr": SimCLR,
+    "simsiam": SimSiam,
+    "spectral-contrastive": SpectralContrastive,
+    "swav": SwAV,
+    "vicreg": VICReg,
+    "w-mse": WMSE,
+    # With labels: what the others are measured against.
+    "baseline": Baseline,
+    "baseline++": BaselinePlusPlus,
+}
 
 __all__ = ["DeepLaplacianEigenmapsMethod", "Method", "create_method", "list_methods"]
 

@@ -137,7 +137,7 @@ def embed_pair(
     layers that `eigenshot.networks.halves` has made ready for it.
     """
     if not joint:
-        return projector(backbone(view_a)), projector(_mixed_features(backbone, view_b, mix))
+        return projector(backbone(view_a)), projector(mixed_features(backbone, view_b, mix))
     with halves_apart(backbone, projector):
         both = torch.cat([view_a, view_b])
         first = 0
@@ -150,8 +150,11 @@ def embed_pair(
     return z_a, z_b
 
 
-def _mixed_features(backbone: Backbone, view: Tensor, mix: Interpolation | None) -> Tensor:
-    """f_L(λ g_L(x_i) + (1 − λ) g_L(x_j)), Eq. 11 of the paper, up to the projector."""
+def mixed_features(backbone: Backbone, view: Tensor, mix: Interpolation | None) -> Tensor:
+    """f_L(λ g_L(x_i) + (1 − λ) g_L(x_j)), Eq. 11 of the paper, up to the projector.
+
+    ``(batch, C, H, W)`` to ``(batch, out_features)``.
+    """
     if mix is None:
         return backbone(view)
     hidden = mix(backbone.forward_stages(view, 0, mix.layer))

@@ -1,0 +1,122 @@
+"""Barlow Twins: the cross-correlation of two views is pulled to the identity.
+
+Zbontar, Jing, Misra, LeCun and Deny: Barlow Twins: Self-Supervised Learning via Redundancy
+Reduction. ICML 2021. Equation numbers are that paper's.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from eigenshot.collective import batch_mean, gather_rows, sum_over_ranks, world_size
+from eigenshot.errors import UserError
+from eigenshot.methods.base import exact
+from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.networks import Backbone
+
+# Far below any real variance, as in `eigenshot.networks.projector.Standardize`.
+_SMALLEST_VARIANCE = 1e-12
+
+
+def standardise(z: Tensor) -> Tensor:
+    """Mean zero and unit (biased) variance over the global batch, ``(batch, K)`` to the same."""
+    centred = z - batch_mean(z, 0)
+    return centred * torch.rsqrt(batch_mean(centred.square(), 0) + _SMALLEST_VARIANCE)
+
+
+def cross_correlation_loss(
+    z_a: Tensor, z_b: Tensor, route: Literal["auto", "covariance", "gram"] = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The two terms of Eq. 1, Σ (1 − C_kk)² and Σ_{k≠l} C_kl², C being the correlation of Eq. 2.
+
+    ‖Z_aᵀZ_b‖²_F = ⟨Z_aZ_aᵀ, Z_bZ_bᵀ⟩, so the sum over K×K entries is had from two B×B Gram matrices
+    as well; ``"auto"`` takes the smaller way. Value and gradient are the same.
+
+    The batch is the global one: where several processes train together, the equal blocks of all.
+    Every rank returns the same values.
+
+    Parameters
+    ----------
+    z_a, z_b : ``(batch, K)``, row i of both belongs to one image. They are standardised here.
+    """
+    if z_a.ndim != 2 or z_a.shape != z_b.shape:
+        raise UserError(
+            "expected z_a and z_b of one shape (batch, K), "
+            f"found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
+        )
+    batch, dimensions = len(z_a) * world_size(), z_a.shape[1]
+    if route == "auto":
+        route = "gram" if batch < dimensions else "covariance"
+    with torch.autocast(device_type=z_a.device.type, enabled=False):
+        z_a, z_b = standardise(exact(z_a)), standardise(exact(z_b))
+        diagonal = batch_mean(z_a * z_b, 0)
+        invariance = (1 - diagonal).square().sum()
+        if route == "covariance":
+            correlation = sum_over_ranks(z_a.T @ z_b) / batch
+            return invariance, (correlation - torch.diag(diagonal)).square().sum()
+        z_a, z_b = gather_rows(z_a), gather_rows(z_b)
+        frobenius = ((z_a @ z_a.T / batch) * (z_b @ z_b.T / batch)).sum()
+        return invariance, frobenius - diagonal.square().sum()
+
+
+class BarlowTwins(MixingMethod):
+    """Σ (1 − C_kk)² + λ Σ_{k≠l} C_kl² with C the cross-correlation of two views.
+
+    It is Eq. 1 as it stands. The authors' program multiplies it by a further 0.024, which they
+    found to matter with their optimiser, LARS; here that is a matter of the learning rate.
+
+    What is mixed: the second view inside the network. It is correlated with the same mixture of the
+    first view's embeddings, which is standardised like any embedding, so C can reach the identity.
+
+    Parameters
+    ----------
+    backbone, projector : as in `Method`.
+    weight : λ of the redundancy reduction term.
+    mixing : options of `MixingMethod`.
+    """
+
+    capturable = True
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        projector: nn.Module,
+        *,
+        weight: float = 0.005,
+        **mixing: Unpack[MixingOptions],
+    ) -> None:
+        super().__init__(backbone, projector, **mixing)
+        if not weight >= 0:
+            raise UserError(f"weight must not be negative, found {weight}")
+        self.weight = weight
+
+    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
+        """Loss terms of a batch of positive pairs.
+
+        Parameters
+        ----------
+        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
+        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
+
+        Returns
+        -------
+        ``{"loss", "invariance", "redundancy"}``, scalars of the global batch.
+        """
+        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
+
+    def objective(
+        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
+    ) -> dict[str, Tensor]:
+        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
+        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
+
+    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        invariance, redundancy = cross_correlation_loss(mixed(exact(z_a), mix), z_b)
+        return {
+            "loss": invariance + self.weight * redundancy,
+            "invariance": invariance,
+            "redundancy": redundancy,
+        }

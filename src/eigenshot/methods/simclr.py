@@ -1,0 +1,121 @@
+"""SimCLR: Chen, Kornblith, Norouzi and Hinton, "A Simple Framework for Contrastive Learning of
+Visual Representations" (2020).
+
+The two views of an image are told apart from all other views of the batch by a softmax over cosine
+similarities.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from eigenshot.collective import gather_rows, rank, world_size
+from eigenshot.errors import UserError
+from eigenshot.methods.heads import unit
+from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.networks import Backbone
+
+
+def nt_xent_loss(
+    z_a: Tensor, z_b: Tensor, temperature: float = 0.5, mix: Mix | None = None
+) -> Tensor:
+    """The normalised, temperature-scaled cross entropy over the 2B views of a batch (Eq. 1).
+
+    The loss of a positive pair is ℓ(x, y) = −s(x, y)/τ + log Σ_{v ≠ x} exp(s(x, v)/τ), with the
+    cosine similarity s and v any other view. The batch has the mean of ℓ(a_i, b_i) and
+    ℓ(b_i, a_i). With ``mix``, b_i is in a positive pair with a_i to the share λ and with
+    a_permutation(i) to the share 1 − λ.
+
+    The batch of B samples is the global one. Where several processes train together, each returns
+    the share of its own samples, whose mean over ranks is the loss.
+
+    Parameters
+    ----------
+    z_a, z_b : ``(batch, K)``, row i of both belongs to one image. Rows are scaled to length 1.
+    temperature : τ.
+    mix : how `z_b` was mixed.
+    """
+    if z_a.shape != z_b.shape or z_a.ndim != 2:
+        raise UserError(
+            "expected embeddings of two views of one shape (batch, K), "
+            f"found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
+        )
+    rows, batch = len(z_a), len(z_a) * world_size()
+    if batch < 2:
+        raise UserError("cannot contrast a batch of one image with others; raise the batch size")
+    with torch.autocast(device_type=z_a.device.type, enabled=False):
+        z_a, z_b = unit(z_a), unit(z_b)
+        everything = torch.cat([gather_rows(z_a), gather_rows(z_b)])
+        logits = torch.cat([z_a, z_b]) @ everything.T / temperature
+        own = torch.arange(rows, device=z_a.device) + rank() * rows
+        columns = torch.cat([own, own + batch]).unsqueeze(1)
+        norm_a, norm_b = logits.scatter(1, columns, -torch.inf).logsumexp(dim=1).chunk(2)
+        # ℓ is linear in the similarity and in the normaliser, so their mixtures are its mixture.
+        positive = (mixed(z_a, mix) * z_b).sum(dim=1) / temperature
+        return ((mixed(norm_a, mix) + norm_b) / 2 - positive).mean()
+
+
+class SimCLR(MixingMethod):
+    """Contrast of the two views of every image with all other views of the batch.
+
+    Mixed is the second view. It is paired with both of its images, with λ of the one and 1 − λ of
+    the other, and so are they with it.
+
+    Parameters
+    ----------
+    backbone, projector : as in `Method`.
+    temperature : τ, by which similarities are divided.
+    mixing : options of `MixingMethod`.
+    """
+
+    capturable = True
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        projector: nn.Module,
+        *,
+        temperature: float = 0.5,
+        **mixing: Unpack[MixingOptions],
+    ) -> None:
+        super().__init__(backbone, projector, **mixing)
+        if not temperature > 0:
+            raise UserError(f"temperature must be positive, found {temperature}")
+        self.temperature = temperature
+
+    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
+        """Loss terms of a batch of positive pairs.
+
+        Parameters
+        ----------
+        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
+        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
+
+        Returns
+        -------
+        ``{"loss", "similarity"}``, scalars; the second is the mean cosine of positive pairs. Where
+        several processes train together, both are this rank's share.
+        """
+        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
+
+    def objective(
+        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
+    ) -> dict[str, Tensor]:
+        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
+        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
+
+    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        return {
+            "loss": nt_xent_loss(z_a, z_b, self.temperature, mix),
+            "similarity": _mean_similarity(z_a, z_b, mix),
+        }
+
+
+@torch.no_grad()
+def _mean_similarity(z_a: Tensor, z_b: Tensor, mix: Mix | None) -> Tensor:
+    """The mean cosine of positive pairs, ``(batch, K)`` both, each with its share."""
+    z_a, z_b = unit(z_a), unit(z_b)
+    return (mixed(z_a, mix) * z_b).sum(dim=1).mean()

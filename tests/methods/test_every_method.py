@@ -1,0 +1,215 @@
+"""What holds for every method: one process or two, unbroken or resumed, in a graph or not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from eigenshot.collective import mean_over_ranks, rank, world_size
+from eigenshot.configfile import method_table
+from eigenshot.data.source import ArraySource
+from eigenshot.methods import create_method, learns_from_labels, list_methods
+from eigenshot.methods.mixing import Mix
+from eigenshot.networks import Projector, create_backbone
+from eigenshot.networks.halves import can_keep_halves_apart
+from eigenshot.networks.synchronised import synchronise
+from eigenshot.reporter import Reporter
+from eigenshot.training.captured import CapturedStep
+from eigenshot.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from eigenshot.training.engine import create_optimizer, says_capturable
+from eigenshot.training.meter import Meter
+from eigenshot.training.setup import Parts
+from eigenshot.training.step import EagerStep
+from tests.test_collective import Results, on_two_ranks
+from tests.training.test_captured import distance, parts_of, train
+from tests.training.test_pretrain import Recorder
+
+RANKS, BATCH, STEPS, CLASSES, DIMENSIONS = 2, 24, 4, 5, 6
+# Sizes that a batch of 24 fills; the rest is each method's own.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mocov2": {"queue_length": 40},
+    "shuffled-dbn": {"group_size": 3},
+    "swav": {"prototypes": 7, "queue_size": 40, "queue_start": 0.0, "frozen_steps": 1},
+    "w-mse": {"sub_batch": 12},
+    "byol": {"predictor_width": 10},
+    "simsiam": {"predictor_width": 5},
+}
+MIXUPS = ("none", "manifold")
+CASES = [(name, mixup) for name in list_methods() for mixup in MIXUPS]
+
+
+def head(name: str) -> dict[str, Any]:
+    """The method's own projector but for its sizes."""
+    own = method_table(name)["projector"]
+    return {key: own[key] for key in ("layers", "norm", "standardize") if key in own}
+
+
+def build(name: str, mixup: str) -> nn.Module:
+    torch.manual_seed(0)
+    backbone = create_backbone("conv4", widths=(4, 6, 8, 10), in_channels=1)
+    projector = Projector(backbone.out_features, width=10, out_features=DIMENSIONS, **head(name))
+    options = {**OPTIONS.get(name, {}), "mixup": mixup}
+    return create_method(name, backbone, projector, classes=CLASSES, **options).double().train()
+
+
+def images(step: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    view_a = torch.randn((BATCH, 1, 16, 16), dtype=torch.float64, generator=generator)
+    view_a[: BATCH // 2] += 1  # one process's own statistics say little of the whole
+    noise = torch.randn(view_a.shape, dtype=torch.float64, generator=generator)
+    return view_a, view_a + 0.5 * noise, torch.randint(CLASSES, (BATCH,), generator=generator)
+
+
+def draw(method: Any, name: str, step: int, labels: Tensor) -> Any:
+    """A rank's draw; in one process that of all ranks, whose permutation is block-diagonal."""
+    generator, share = np.random.default_rng(step), BATCH // RANKS
+    own = labels[rank() * share : (rank() + 1) * share]
+    given = {"labels": own} if learns_from_labels(name) else {}
+    drawn = method.draw(share, generator, **given)
+    if world_size() > 1:
+        return drawn
+    if isinstance(drawn, Mix):
+        blocks = [drawn.permutation, torch.from_numpy(generator.permutation(share))]
+        shifted = torch.cat([number * share + block for number, block in enumerate(blocks)])
+        drawn = dataclasses.replace(drawn, permutation=shifted)
+    return dataclasses.replace(drawn, labels=labels) if given else drawn
+
+
+def trained(name: str, mixup: str, rows: slice = slice(None)) -> Results:
+    method = build(name, mixup)
+    module: nn.Module = method
+    if world_size() > 1:
+        synchronise(method)
+        module = DistributedDataParallel(method, broadcast_buffers=False)
+    learned = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(learned, lr=0.02, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        view_a, view_b, labels = images(step)
+        drawn = draw(method, name, step, labels)
+        terms = module(view_a[rows], view_b[rows], *(() if drawn is None else (drawn,)))
+        optimizer.zero_grad()
+        terms["loss"].backward()
+        optimizer.step()
+        method.after_step((step + 1) / STEPS)  # type: ignore[operator]
+        losses.append(mean_over_ranks(terms["loss"]))
+    return {"losses": torch.stack(losses), "state": dict(method.state_dict())}
+
+
+def on_rank() -> Results:
+    half = BATCH // RANKS
+    rows = slice(rank() * half, (rank() + 1) * half)
+    return {f"{name} {mixup}": trained(name, mixup, rows) for name, mixup in CASES}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    return on_two_ranks(on_rank, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize(("name", "mixup"), CASES)
+def test_two_processes_learn_what_one_learns(results: list[Results], name: str, mixup: str) -> None:
+    expected = trained(name, mixup)
+    begun = build(name, mixup).state_dict()
+    moved = sum(
+        float((value - begun[key]).norm())
+        for key, value in expected["state"].items()
+        if value.is_floating_point()
+    )
+    assert moved > 1e-2, "something was learned"
+    for found in results:
+        case = found[f"{name} {mixup}"]
+        torch.testing.assert_close(case["losses"], expected["losses"], rtol=1e-9, atol=1e-11)
+        assert case["state"].keys() == expected["state"].keys()
+        for key, value in expected["state"].items():
+            torch.testing.assert_close(case["state"][key], value, rtol=1e-8, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize(("name", "mixup"), CASES)
+def test_both_views_in_one_pass_give_the_same(name: str, mixup: str) -> None:
+    apart, joint = build(name, mixup), build(name, mixup)
+    assert can_keep_halves_apart(joint)
+    joint.joint = True  # type: ignore[assignment]
+    view_a, view_b, labels = images(0)
+    losses = []
+    for method in (apart, joint):
+        drawn = draw(method, name, 0, labels)
+        torch.manual_seed(0)
+        terms = method(view_a, view_b, *(() if drawn is None else (drawn,)))
+        losses.append(terms["loss"])
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-9, atol=1e-11)
+
+
+# In the loop
+
+
+def small_parts(name: str, device: str, mixup: str = "manifold") -> Parts:
+    options = {f"method__options__{key}": value for key, value in OPTIONS.get(name, {}).items()}
+    labelled = learns_from_labels(name)
+    return parts_of(
+        device,
+        labels=np.arange(256) % CLASSES if labelled else None,
+        method__name=name,
+        method__options__mixup=mixup,
+        backbone__options__widths=[4, 6, 8, 10] if device == "cpu" else [16, 24, 32, 48],
+        projector__width=16,
+        projector__out=DIMENSIONS,
+        **options,
+    )
+
+
+def step_of(parts: Parts, kind: type[EagerStep], reporter: Reporter | None = None) -> EagerStep:
+    optimizer = create_optimizer(parts.method, parts.config.optimizer, parts.fabric.device)
+    parts.method.train()
+    extra = (reporter or Reporter(),) if kind is CapturedStep else ()
+    return kind(parts, optimizer, Meter(), *extra)
+
+
+def take(step: EagerStep, numbers: range) -> None:
+    for number in numbers:
+        rows = np.random.default_rng(number).permutation(256)[:32]
+        step(number, rows, 0.02)
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_a_checkpoint_holds_all_that_a_method_remembers(name: str, tmp_path: Path) -> None:
+    unbroken = step_of(small_parts(name, "cpu"), EagerStep)
+    take(unbroken, range(5))
+
+    stopped = step_of(small_parts(name, "cpu"), EagerStep)
+    take(stopped, range(3))
+    file = tmp_path / "last.safetensors"
+    save_checkpoint(file, stopped.method, stopped.optimizer, stopped.meter, Progress(3))
+    resumed = step_of(small_parts(name, "cpu"), EagerStep)
+    load_checkpoint(file, resumed.method, resumed.optimizer, resumed.meter)
+    take(resumed, range(3, 5))
+
+    assert resumed.meter.means() == unbroken.meter.means()
+    found = resumed.method.state_dict()
+    for key, value in unbroken.method.state_dict().items():
+        assert torch.equal(found[key], value), key
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_every_method_vouches_for_its_capture(name: str) -> None:
+    assert says_capturable(type(build(name, "none")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "mixup"), CASES)
+def test_captured_steps_learn_what_plain_ones_learn(name: str, mixup: str) -> None:
+    captured, plain = (small_parts(name, "cuda", mixup) for _ in range(2))
+    recorder = Recorder()
+    steps = step_of(captured, CapturedStep, recorder), step_of(plain, EagerStep)
+    means = [train(step) for step in steps]
+    assert recorder.notes == [], "nothing fell back"
+    assert means[0]["loss"] == pytest.approx(means[1]["loss"], rel=0.02, abs=1e-3)
+    assert distance(captured, plain) < 2e-2
+    assert isinstance(captured.source, ArraySource)

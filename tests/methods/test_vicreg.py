@@ -1,0 +1,165 @@
+"""VICReg: the terms by their definition, another library's loss, and its place in the family."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import VICRegLoss
+from torch import Tensor
+
+from eigenshot.configfile import method_table
+from eigenshot.errors import UserError
+from eigenshot.methods import DeepLaplacianEigenmapsMethod
+from eigenshot.methods.vicreg import VICReg, covariance_loss, variance_loss
+from eigenshot.networks import Projector, create_backbone
+from tests.methods.test_dle import mix_at, standardised, views
+
+
+def tiny_method(*, standardize: bool = False, **options: float | str) -> VICReg:
+    torch.manual_seed(0)
+    backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
+    projector = Projector(8, layers=2, width=12, standardize=standardize)
+    return VICReg(backbone, projector, **options).double()  # type: ignore[arg-type]
+
+
+def by_definition(z: Tensor, eps: float = 1e-4) -> tuple[float, float]:
+    """The variance and the covariance term of one view, Eq. 1 to Eq. 4, entry by entry."""
+    rows = z.detach().tolist()
+    count, dimensions = len(rows), len(rows[0])
+    means = [sum(row[k] for row in rows) / count for k in range(dimensions)]
+    variance_term, covariance_term = 0.0, 0.0
+    for k in range(dimensions):
+        for l in range(dimensions):  # noqa: E741
+            c = sum((row[k] - means[k]) * (row[l] - means[l]) for row in rows) / (count - 1)
+            if k == l:
+                variance_term += max(0.0, 1 - math.sqrt(c + eps)) / dimensions
+            else:
+                covariance_term += c**2 / dimensions
+    return variance_term, covariance_term
+
+
+def embeddings(batch: int, dimensions: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(batch, dimensions, dtype=torch.float64, generator=generator)
+    return 2 + z * torch.linspace(0.2, 1.6, dimensions, dtype=torch.float64)
+
+
+class TestTerms:
+    @pytest.mark.parametrize(("batch", "dimensions"), [(6, 9), (9, 6)])
+    def test_they_are_the_equations(self, batch: int, dimensions: int) -> None:
+        z = embeddings(batch, dimensions)
+        found = variance_loss(z).item(), covariance_loss(z).item()
+        assert found == pytest.approx(by_definition(z), rel=1e-10)
+
+    def test_variance_is_the_hinge_of_a_collapsed_and_of_a_wide_dimension(self) -> None:
+        assert variance_loss(torch.full((8, 3), 5.0)).item() == pytest.approx(0.99)  # 1 − √1e-4
+        assert variance_loss(2 * standardised(8, 3)).item() == 0
+        narrow = (0.1 * standardised(8, 3)).requires_grad_()
+        variance_loss(narrow).backward()
+        assert narrow.grad is not None
+        # Each dimension is told to widen: the gradient points inwards.
+        assert ((narrow.grad * narrow.detach()).sum(dim=0) < 0).all()
+
+    def test_half_precision_is_summed_in_float32(self) -> None:
+        z = embeddings(16, 8).bfloat16()
+        for term in (variance_loss, covariance_loss):
+            assert term(z).dtype == torch.float32
+            torch.testing.assert_close(term(z), term(z.float()))
+
+    def test_a_single_sample_is_refused(self) -> None:
+        for term in (variance_loss, covariance_loss):
+            with pytest.raises(UserError, match="at least 2 samples for a variance, found 1"):
+                term(torch.zeros(1, 4))
+            with pytest.raises(UserError, match=r"\(batch, K\), found \(2, 3, 4\)"):
+                term(torch.zeros(2, 3, 4))
+
+
+class TestMethod:
+    def test_forward_is_algorithm_1(self) -> None:
+        method = tiny_method(invariance=3.0, variance=5.0, covariance=7.0)
+        view_a, view_b = views()
+        terms = method(view_a, view_b)
+        z_a, z_b = method.embed(view_a), method.embed(view_b)
+        (variance_a, covariance_a), (variance_b, covariance_b) = map(by_definition, (z_a, z_b))
+        invariance = (z_a - z_b).square().mean().item()
+        assert terms["invariance"].item() == pytest.approx(invariance)
+        assert terms["variance"].item() == pytest.approx(variance_a + variance_b)
+        assert terms["covariance"].item() == pytest.approx(covariance_a + covariance_b)
+        assert terms["loss"].item() == pytest.approx(
+            3 * invariance + 5 * (variance_a + variance_b) + 7 * (covariance_a + covariance_b)
+        )
+
+    def test_with_half_the_variance_weight_it_is_another_library_s_loss(self) -> None:
+        """That of the authors' program, which takes the mean of the two variance terms."""
+        method = tiny_method(variance=12.5)
+        view_a, view_b = views()
+        z_a, z_b = method.embed(view_a), method.embed(view_b)
+        expected = VICRegLoss()(z_a, ref_emb=z_b)
+        torch.testing.assert_close(method(view_a, view_b)["loss"], expected)
+
+    def test_a_mixed_view_is_compared_with_the_same_mixture(self) -> None:
+        method = tiny_method()
+        view_a, view_b = views()
+        hidden = method.backbone.forward_stages(view_b, 0, 2)
+        hidden = 0.3 * hidden + 0.7 * hidden.roll(1, 0)
+        features = method.backbone.pool(method.backbone.forward_stages(hidden, 2))
+        z_a, z_b = method.embed(view_a), method.projector(features)
+        terms = method(view_a, view_b, mix_at(2))
+        target = 0.3 * z_a + 0.7 * z_a.roll(1, 0)
+        torch.testing.assert_close(terms["invariance"], (target - z_b).square().mean())
+        torch.testing.assert_close(terms["variance"], variance_loss(z_a) + variance_loss(z_b))
+        torch.testing.assert_close(terms["covariance"], covariance_loss(z_a) + covariance_loss(z_b))
+
+    def test_a_coefficient_of_one_is_no_mixing(self) -> None:
+        method = tiny_method()
+        torch.testing.assert_close(method(*views(), mix_at(2, coefficient=1.0)), method(*views()))
+
+    def test_gradients_flow_through_both_branches(self) -> None:
+        view_a, view_b = (view.requires_grad_() for view in views())
+        tiny_method()(view_a, view_b, mix_at(2))["loss"].backward()
+        for view in (view_a, view_b):
+            assert view.grad is not None
+            assert view.grad.abs().sum() > 0
+
+    def test_the_objective_of_rows_is_the_forward_pass(self) -> None:
+        method, mix = tiny_method(), mix_at(1)
+        terms = method.objective(*method.represent(*views(), mix), mix)
+        torch.testing.assert_close(terms, method(*views(), mix))
+
+    def test_defaults_are_those_of_the_recipe(self) -> None:
+        table, method = method_table("vicreg"), tiny_method()
+        assert table["method"]["name"] == "vicreg"
+        assert table["method"]["options"] == {
+            **method.weights,
+            "eps": method.eps,
+            "mixup": "none",
+        }
+
+    @pytest.mark.parametrize("name", ["invariance", "variance", "covariance"])
+    def test_negative_weights_are_refused(self, name: str) -> None:
+        with pytest.raises(UserError, match=rf"{name} must not be negative, found -1\.0"):
+            tiny_method(**{name: -1.0})
+
+    def test_eps_must_be_positive(self) -> None:
+        with pytest.raises(UserError, match=r"eps must be positive, found 0\.0"):
+            tiny_method(eps=0.0)
+
+
+def test_of_standardised_embeddings_it_is_the_trace_with_a_decorrelation_of_both_views() -> None:
+    """What docs/methods.md says: then no variance is missing, and Kγ = 2 ν/λ up to the bias."""
+    batch = 6
+    method = tiny_method(standardize=True)
+    terms = method(*views(batch))
+    assert terms["variance"].item() == 0
+    torch.manual_seed(0)
+    backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
+    eigenmaps = DeepLaplacianEigenmapsMethod(
+        backbone,
+        Projector(8, layers=2, width=12),
+        k_gamma=2 / 25 * (batch / (batch - 1)) ** 2,
+        decorrelate="both",
+        mixup="none",
+    ).double()
+    torch.testing.assert_close(terms["loss"], 25 * eigenmaps(*views(batch))["loss"])

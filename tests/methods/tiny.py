@@ -1,0 +1,34 @@
+"""A network and images of the smallest kind, in float64, for tests of methods."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eigenshot.methods.mixing import Mix
+from eigenshot.networks import Backbone, Projector, create_backbone
+
+
+def networks(
+    out: int = 6, *, layers: int = 2, standardize: bool = False
+) -> tuple[Backbone, Projector]:
+    """A backbone with features of 8 and a projector, the same ones at every call."""
+    torch.manual_seed(0)
+    backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
+    projector = Projector(8, layers=layers, width=12, out_features=out, standardize=standardize)
+    return backbone, projector
+
+
+def views(batch: int = 6, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Two views ``(batch, 1, 16, 16)`` with nothing in common."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = torch.randn(
+        (2, batch, 1, 16, 16), dtype=torch.float64, generator=generator
+    ).unbind()
+    return first, second
+
+
+def mix_at(layer: int, batch: int = 6, coefficient: float = 0.3) -> Mix:
+    """A mix of every image with the one before it."""
+    permutation = torch.roll(torch.arange(batch), 1)
+    return Mix(layer, torch.tensor(coefficient, dtype=torch.float64), permutation)
