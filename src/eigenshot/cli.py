@@ -16,6 +16,7 @@ from eigenshot.cli_common import DATA_HELP, find_own_code, refuse_several
 from eigenshot.cli_data import data_app
 from eigenshot.cli_embed import embed_command
 from eigenshot.cli_evaluate import evaluate
+from eigenshot.cli_reproduce import reproduce
 from eigenshot.errors import TrainingDiverged, UserError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.add_typer(evaluate, name="evaluate")
 app.add_typer(data_app, name="data")
 app.command("classify")(classify)
 app.command("embed")(embed_command)
+app.command("reproduce")(reproduce)
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 _stderr = Console(stderr=True)

@@ -1,0 +1,197 @@
+"""``eigenshot reproduce``: a table of the paper, ours beside it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from eigenshot.cli_common import find_own_code, refuse_several
+from eigenshot.errors import UserError
+
+if TYPE_CHECKING:
+    from eigenshot.reproduction.execute import Places
+    from eigenshot.reproduction.plan import Plan, PlannedRun
+    from eigenshot.reproduction.session import Session
+
+_INTERRUPTED = 130
+
+
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="table1-fc100, table1-miniimagenet, table2-cub, ablation, linear, or a .toml "
+            "file with a table of your own."
+        ),
+    ],
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Minutes: runs what fits, most valuable first. By default, everything."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="For every run, for a quick look; the table says so.")
+    ] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option(help="As 0,1,2; also repeatable. 0 by default.")
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(help="Names of the rows to run, as ours,simclr; also repeatable."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a field of every recipe; the results are kept apart.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show plan and table; run and write nothing.")
+    ] = False,
+    results_only: Annotated[
+        bool, typer.Option("--results-only", help="Run nothing; make the table from result files.")
+    ] = False,
+    results: Annotated[Path, typer.Option(help="Folder of result files and tables.")] = Path(
+        "results"
+    ),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs themselves.")] = Path(
+        "runs/reproduce"
+    ),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Fill a table of the paper: run what has no result yet, and print ours beside theirs."""
+    from eigenshot.configfile import parse_override
+    from eigenshot.reproduction.comparison import compare
+    from eigenshot.reproduction.execute import Places
+    from eigenshot.reproduction.library import Library
+    from eigenshot.reproduction.plan import Choices, make_plan
+    from eigenshot.reproduction.rendering import as_markdown, as_text
+    from eigenshot.reproduction.session import Session
+    from eigenshot.reproduction.table import read_table
+
+    refuse_several("reproduce")
+    chosen = read_table(table)
+    find_own_code(*(row.method for row in chosen.rows), *(settings or []))
+    choices = Choices(
+        epochs,
+        _numbers(seeds) or (0,),
+        tuple(_separated(rows)),
+        dict(parse_override(text) for text in settings or []),
+    )
+    plan = make_plan(chosen, choices, given=table)
+    places = Places(results.expanduser(), runs.expanduser())
+    stderr = Console(stderr=True)
+    session = Session()
+    if dry_run:
+        typer.echo(_described(plan, places, device, budget, session) + "\n")
+    else:
+        _make_folder(places.results)
+        if not results_only:
+            session = _run(plan, places, device, budget, stderr)
+    library = Library(places.results)
+    typer.echo(as_text(compare(chosen, choices, plan, library, session.remarks)))
+    for trouble in library.troubles:
+        stderr.print(f"warning: {trouble}", markup=False, highlight=False, soft_wrap=True)
+    if not dry_run:
+        file = places.results / f"{chosen.name}{choices.suffix}.md"
+        words = ["eigenshot", "reproduce", table, "--results-only", *choices.options]
+        # What happened just now is no part of what was reached.
+        lasting = compare(chosen, choices, plan, library)
+        _write(file, as_markdown(lasting, shlex.join(words)))
+        stderr.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
+    if session.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+    if session.failed:
+        raise typer.Exit(1)
+
+
+def _separated(texts: list[str] | None) -> list[str]:
+    """``["a,b", "c"]`` as a, b and c, each once."""
+    words = [word for text in texts or [] for word in re.split(r"[,\s]+", text) if word]
+    return list(dict.fromkeys(words))
+
+
+def _numbers(texts: list[str] | None) -> tuple[int, ...]:
+    words = _separated(texts)
+    wrong = [word for word in words if not (word.isascii() and word.isdigit())]
+    if wrong:
+        raise UserError(f"--seeds takes whole numbers from 0 on, as 0,1,2; found '{wrong[0]}'")
+    return tuple(int(word) for word in words)
+
+
+def _make_folder(folder: Path) -> None:
+    """Refuse before hours are spent when the results could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--results '{folder}' cannot be a folder: {error.strerror}; choose another"
+        ) from error
+
+
+def _write(file: Path, text: str) -> None:
+    from eigenshot.files import write_text
+
+    try:
+        write_text(file, text)
+    except OSError as error:
+        raise UserError(f"cannot write '{file}': {error.strerror}") from error
+
+
+def _run(
+    plan: Plan, places: Places, device: str, budget: float | None, console: Console
+) -> Session:
+    from eigenshot.hardware import choose_device
+    from eigenshot.reporter import ConsoleReporter
+    from eigenshot.reproduction.session import run_all
+
+    choose_device(device)
+    return run_all(
+        plan.runs,
+        places,
+        device=device,
+        minutes=budget,
+        reporter=lambda run: ConsoleReporter(console, run.config.training.epochs),
+    )
+
+
+def _described(
+    plan: Plan, places: Places, device: str, budget: float | None, session: Session
+) -> str:
+    """The plan, a line a run; why one cannot be run here goes to the remarks of ``session``."""
+    from eigenshot.reproduction.estimate import Estimator
+    from eigenshot.reproduction.library import Library
+    from eigenshot.reproduction.session import is_done, obstacle
+    from eigenshot.training.pretrain import duration
+
+    library = Library(places.results)
+    estimator = Estimator(places.results, device)
+    left = float("inf") if budget is None else 60 * budget
+
+    def state(run: PlannedRun) -> str:
+        nonlocal left
+        if is_done(run, library):
+            return f"done, in {places.result(run)}"
+        if reason := obstacle(run, places):
+            session.remark(run, reason)
+            return "cannot be run here, see the notes of the table"
+        begun = "goes on in" if places.folder(run).exists() else "runs in"
+        needed = estimator.known(run, places.folder(run))
+        if needed is None:
+            return f"{begun} {places.folder(run)}, its time is measured first"
+        needed += estimator.evaluation(run)
+        if needed > left:
+            return f"does not fit into the budget, about {duration(needed)}"
+        left -= needed
+        return f"{begun} {places.folder(run)}, about {duration(needed)}"
+
+    lines = [
+        f"  {run.row.name}, {run.part.title}, seed {run.seed}: {state(run)}" for run in plan.runs
+    ]
+    return "\n".join(["Plan, most valuable first:", *lines]) if lines else "Nothing to run."

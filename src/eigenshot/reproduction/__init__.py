@@ -1,0 +1,1 @@
+"""A paper's tables: their figures, the runs that fill them, and ours beside theirs."""

@@ -1,0 +1,230 @@
+"""One run of a table: train, measure, leave the result files."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eigenshot.config import Config
+from eigenshot.data.naming import choose_split
+from eigenshot.errors import UserError
+from eigenshot.evaluation.fewshot import FewShotResult
+from eigenshot.evaluation.protocol import Bench, fewshot_of_run, linear_of_run
+from eigenshot.evaluation.selection import Selected
+from eigenshot.reporter import Reporter
+from eigenshot.reproduction.collapse import collapse
+from eigenshot.reproduction.curves import write_curve
+from eigenshot.reproduction.episodes import EpisodeCounts, counts_of, write_episodes
+from eigenshot.reproduction.plan import PlannedRun, other_settings
+from eigenshot.reproduction.results import (
+    Result,
+    curve_file,
+    episodes_file,
+    result_file,
+    write_result,
+)
+from eigenshot.reproduction.table import short_name
+from eigenshot.training.pretrain import pretrain
+from eigenshot.training.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where result files and run folders are kept."""
+
+    results: Path
+    runs: Path
+
+    def folder(self, run: PlannedRun) -> Path:
+        """A run's folder. Tables that want the same training share it."""
+        return self.runs / short_name(run.part.data) / run.name
+
+    def result(self, run: PlannedRun) -> Path:
+        """A run's result file."""
+        return result_file(self.results, run.part.benchmark, run.name)
+
+
+def execute(
+    run: PlannedRun,
+    places: Places,
+    *,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    deadline: float | None = None,
+) -> Result:
+    """Train, or go on with what was begun, then measure; the result file is written last.
+
+    ``deadline`` is of the training, as `eigenshot.training.pretrain.pretrain` takes it.
+    """
+    reporter = reporter or Reporter()
+    folder = places.folder(run)
+    _check_settings(run, folder)
+    trained = pretrain(
+        run.part.data,
+        run.config,
+        folder,
+        resume=folder.exists(),
+        device=device,
+        reporter=reporter,
+        deadline=deadline,
+    )
+    config = RunFolder(folder).read_config()
+    began = time.perf_counter()
+    measured = _measure(run, folder, device, reporter)
+    seconds = time.perf_counter() - began
+    summary = trained.summary
+    rank = float(summary["final"]["effective_rank"])
+    ways = run.config.evaluation.ways
+    result = Result(
+        benchmark=run.part.benchmark,
+        method=run.row.method,
+        backbone=config.backbone.name,
+        epochs=config.training.epochs,
+        seed=run.seed,
+        commit=summary["commit"],
+        hardware=summary["hardware"],
+        seconds=summary["seconds"],
+        split=choose_split(run.part.evaluate, "test") or "all",
+        classifier=measured.classifier,
+        transductive=measured.transductive,
+        config=_settings(config, run.config),
+        recipe=config.recipe,
+        variant=run.variant,
+        row=f"{run.table}/{run.row.name}",
+        effective_rank=round(rank, 3),
+        collapsed=collapse(rank, measured.fewshot, ways) is not None,
+        images_per_second=summary["images_per_second"],
+        evaluation_seconds=round(seconds, 3),
+        command=run.command,
+        versions=summary["versions"],
+        fewshot=measured.fewshot,
+        linear=measured.linear,
+        selected=measured.selected,
+    )
+    _write(places.results, result, RunFolder(folder).metrics(), measured.counts)
+    return result
+
+
+def _check_settings(run: PlannedRun, folder: Path) -> None:
+    """Refuse to go on with a run that was begun with other settings."""
+    begun = RunFolder(folder)
+    if not begun.started:
+        return
+    found = other_settings(begun.read_config().to_dict(), run.config, evaluation=False)
+    if found:
+        raise UserError(
+            f"'{folder}' was begun with other settings ({'; '.join(found)}); remove it, or choose "
+            "another --runs"
+        )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a measurement found, in the form of a result file."""
+
+    classifier: str
+    transductive: bool
+    fewshot: dict[str, Any]
+    linear: dict[str, Any]
+    selected: dict[str, Any]
+    counts: EpisodeCounts | None
+
+
+def _measure(run: PlannedRun, folder: Path, device: str, reporter: Reporter) -> _Measured:
+    settings = run.config.evaluation
+    own = run.config.backbone.name
+    bench = Bench(
+        folder,
+        device,
+        own if ":" in own else None,
+        settings.normalise,
+        reporter,
+    )
+    if run.part.measure == "fewshot":
+        return _measure_fewshot(run, bench)
+    result = linear_of_run(
+        bench,
+        run.part.train,
+        run.part.evaluate,
+        epochs=settings.linear_epochs,
+        lr=settings.linear_lr,
+        momentum=settings.linear_momentum,
+        seed=settings.seed,
+    )
+    return _Measured("linear", False, {}, result.summary(), {}, None)
+
+
+def _measure_fewshot(run: PlannedRun, bench: Bench) -> _Measured:
+    part, settings = run.part, run.config.evaluation
+    centring = settings.transform == "centre" or settings.select
+    found = fewshot_of_run(
+        bench,
+        part.evaluate,
+        ways=settings.ways,
+        shots=part.shots,
+        queries=settings.queries,
+        episodes=settings.episodes,
+        C=settings.C,
+        seed=settings.seed,
+        classifier=settings.classifier,
+        transform=settings.transform,
+        base=part.data if centring else None,
+        support_views=settings.support_views,
+        select_on=part.data if settings.select else None,
+    )
+    results = [result for result, _ in found]
+    return _Measured(
+        settings.classifier,
+        results[0].transductive,
+        {str(result.shots): result.summary() for result in results},
+        {},
+        {str(result.shots): _chosen(chosen) for result, chosen in found if chosen},
+        counts_of(results, _tasks(run, results[0])),
+    )
+
+
+def _chosen(selected: Selected) -> dict[str, Any]:
+    return {
+        "C": selected.C,
+        "transform": selected.transform,
+        "validation_accuracy": round(selected.accuracy, 4),
+    }
+
+
+def _tasks(run: PlannedRun, result: FewShotResult) -> str:
+    """All that decides which tasks are drawn."""
+    settings = run.config.evaluation
+    return (
+        f"{short_name(run.part.evaluate)} test: {result.ways} ways, {result.queries} queries, "
+        f"{settings.episodes} episodes, seed {settings.seed}"
+    )
+
+
+def _settings(trained: Config, asked: Config) -> dict[str, Any]:
+    """All settings: of training as it was, of the evaluation as it is now."""
+    table = {**trained.to_dict(), "evaluation": asked.to_dict()["evaluation"]}
+    plain: dict[str, Any] = json.loads(json.dumps(table))  # no tuples, as in the file
+    return plain
+
+
+def _write(
+    folder: Path, result: Result, records: list[dict[str, Any]], counts: EpisodeCounts | None
+) -> None:
+    """Write the files of a result; that of the result itself says that all are there."""
+    curve = curve_file(folder, result.benchmark, result.name)
+    episodes = episodes_file(folder, result.benchmark, result.name)
+    try:
+        curve.parent.mkdir(parents=True, exist_ok=True)
+        write_curve(curve, records)
+        if counts is not None:
+            episodes.parent.mkdir(parents=True, exist_ok=True)
+            write_episodes(episodes, counts)
+        write_result(folder, result)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the result to '{folder}': {error.strerror}; the run itself is finished, "
+            "and the same command measures it again"
+        ) from error

@@ -1,0 +1,75 @@
+"""A filled table for a terminal and for a markdown file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eigenshot.reproduction.comparison import Comparison, Section
+from eigenshot.reproduction.plan import Choices
+
+_LEGEND = (
+    "Accuracy in percent. ± is the half-width of the 95 % interval over tasks, sd the standard "
+    "deviation between seeds. 'labels' says whether the training used labels. 'difference' is "
+    "measured less paper. 'paired' is the row less the one it is compared with, after as many "
+    "epochs, on the same tasks. 'time' is the training of one run."
+)
+
+
+def as_text(comparison: Comparison) -> str:
+    """Aligned columns, a block a section."""
+    blocks = [comparison.table.title, *_remarks(comparison)]
+    blocks += [f"{section.title}\n{_aligned(section)}" for section in comparison.sections]
+    if comparison.notes:
+        blocks.append("\n".join(_numbered(comparison.notes)))
+    return "\n\n".join(blocks)
+
+
+def as_markdown(comparison: Comparison, command: str) -> str:
+    """The same as a markdown document; ``command`` made it."""
+    blocks = [f"# {comparison.table.title}", *_remarks(comparison), _LEGEND]
+    for section in comparison.sections:
+        blocks += [f"## {section.title}", _piped(section)]
+    if comparison.notes:
+        blocks.append("\n".join(f"- {text}" for text in _numbered(comparison.notes)))
+    blocks.append(f"Made by `{command}` from the result files beside this one.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _remarks(comparison: Comparison) -> list[str]:
+    note, asked = comparison.table.note, _asked(comparison.choices)
+    return [text for text in (note, asked) if text]
+
+
+def _asked(choices: Choices) -> str:
+    """What makes this another table than the paper's."""
+    parts = []
+    if choices.epochs is not None:
+        plural = "" if choices.epochs == 1 else "s"
+        parts.append(f"every run has {choices.epochs} epoch{plural} instead of its recipe's")
+    if choices.changes:
+        shown = ", ".join(f"{key}={value}" for key, value in choices.changes.items())
+        parts.append(f"every run has {shown}")
+    return f"Not the paper's setting: {'; '.join(parts)}." if parts else ""
+
+
+def _numbered(notes: Sequence[str]) -> list[str]:
+    return [f"[{number}] {text}" for number, text in enumerate(notes, 1)]
+
+
+def _aligned(section: Section) -> str:
+    table = [section.headings, *section.lines]
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    )
+
+
+def _piped(section: Section) -> str:
+    rule = ["---"] * len(section.headings)
+    table = [section.headings, rule, *section.lines]
+    return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in table)
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", r"\|")

@@ -1,0 +1,160 @@
+"""Result files: what a run reached, and all that is needed to trust or repeat it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.files import write_json
+from eigenshot.options import coerce
+from eigenshot.reproduction.table import plain_name
+
+_FEWSHOT_KEYS = ("accuracy", "ci95", "episodes")
+
+
+def result_name(method: str, variant: str, epochs: int, seed: int) -> str:
+    """The name of a result's files, without the ending."""
+    return f"{plain_name(method)}-{variant}-{epochs}ep-seed{seed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run, trained and measured; accuracies are in percent.
+
+    ``variant`` is the recipe, with what a row or the command line changed in it; ``row`` is the
+    ``table/row`` it was made for, though any row of equal settings shows it. ``fewshot`` maps the
+    number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has ``accuracy`` and
+    ``protocol``. A result has one of the two.
+    """
+
+    benchmark: str
+    method: str
+    backbone: str
+    epochs: int
+    seed: int
+    commit: str | None
+    hardware: str
+    seconds: float
+    split: str
+    classifier: str
+    transductive: bool
+    config: dict[str, Any]
+    recipe: str
+    variant: str
+    row: str
+    effective_rank: float
+    collapsed: bool
+    images_per_second: float
+    evaluation_seconds: float
+    command: str
+    versions: dict[str, Any]
+    fewshot: dict[str, Any] = field(default_factory=dict)
+    linear: dict[str, Any] = field(default_factory=dict)
+    selected: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of its files, without the ending."""
+        return result_name(self.method, self.variant, self.epochs, self.seed)
+
+    def figure(self, shots: int | None) -> tuple[float, float | None] | None:
+        """Accuracy and interval for ``shots``, or of the linear evaluation for None."""
+        if shots is None:
+            return (float(self.linear["accuracy"]), None) if self.linear else None
+        measured = self.fewshot.get(str(shots))
+        return (float(measured["accuracy"]), float(measured["ci95"])) if measured else None
+
+
+def result_file(folder: Path, benchmark: str, name: str) -> Path:
+    """Where the result called ``name`` is kept."""
+    return folder / benchmark / f"{name}.json"
+
+
+def curve_file(folder: Path, benchmark: str, name: str) -> Path:
+    """Where the learning curve of the result called ``name`` is kept."""
+    return folder / benchmark / "curves" / f"{name}.json"
+
+
+def episodes_file(folder: Path, benchmark: str, name: str) -> Path:
+    """Where the counts of the tasks of the result called ``name`` are kept."""
+    return folder / benchmark / "episodes" / f"{name}.npz"
+
+
+def write_result(folder: Path, result: Result) -> Path:
+    """Write ``<folder>/<benchmark>/<method>-<tag>.json`` atomically."""
+    _check(result)
+    table = dataclasses.asdict(result)
+    for key in ("fewshot", "linear", "selected"):
+        if not table[key]:
+            del table[key]
+    path = result_file(folder, result.benchmark, result.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, table)
+    return path
+
+
+def read_result(path: Path) -> Result:
+    """The result in ``path``; a `CorruptFileError` that names the file where there is none."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CorruptFileError(f"cannot read '{path}': {error.strerror}") from error
+    except ValueError as error:
+        raise CorruptFileError(f"'{path}' is not whole: it is no JSON") from error
+    try:
+        result = _from_table(table)
+        _check(result)
+    except UserError as error:
+        raise CorruptFileError(f"'{path}' is no result of a table: {error}") from None
+    if path.stem != result.name or path.parent.name != result.benchmark:
+        raise CorruptFileError(
+            f"'{path}' holds the result '{result.benchmark}/{result.name}', which is another "
+            "name; rename it back"
+        )
+    return result
+
+
+def _from_table(table: Any) -> Result:
+    if not isinstance(table, Mapping):
+        raise UserError("it is no table of names and values")
+    hints = typing.get_type_hints(Result)
+    optional = ("fewshot", "linear", "selected")
+    lacking = [key for key in hints if key not in table and key not in optional]
+    if lacking:
+        raise UserError(f"it lacks '{lacking[0]}'")
+    known = {key: value for key, value in table.items() if key in hints}
+    return Result(**{key: coerce(value, hints[key], key) for key, value in known.items()})
+
+
+def _check(result: Result) -> None:
+    """Refuse a result whose figures cannot be."""
+    if bool(result.fewshot) == bool(result.linear):
+        raise UserError("expected either 'fewshot' or 'linear' in a result")
+    for shots, figures in result.fewshot.items():
+        entries = figures if isinstance(figures, Mapping) else {}
+        if not shots.isdigit() or not all(_is_number(entries.get(key)) for key in _FEWSHOT_KEYS):
+            raise UserError(f"fewshot '{shots}' needs the numbers {', '.join(_FEWSHOT_KEYS)}")
+        _check_percent(entries["accuracy"], f"fewshot '{shots}'")
+    if result.linear:
+        if not _is_number(result.linear.get("accuracy")) or "protocol" not in result.linear:
+            raise UserError("linear needs an accuracy and the protocol")
+        _check_percent(result.linear["accuracy"], "linear")
+    for name in ("seconds", "effective_rank", "images_per_second", "evaluation_seconds"):
+        if not _is_number(getattr(result, name)):
+            raise UserError(f"{name} is not finite")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _check_percent(value: float, where: str) -> None:
+    if not 0 <= value <= 100:
+        raise UserError(f"{where}: an accuracy is between 0 and 100 percent, found {value}")

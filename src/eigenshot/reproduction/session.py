@@ -1,0 +1,126 @@
+"""The runs of a table one after the other: what is there is kept, what fits is run."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from eigenshot.errors import TrainingDiverged, UserError
+from eigenshot.reporter import Reporter
+from eigenshot.reproduction.estimate import Estimator, missing_data
+from eigenshot.reproduction.execute import Places, execute
+from eigenshot.reproduction.library import Library
+from eigenshot.reproduction.plan import PlannedRun
+from eigenshot.training.loop import DeadlineReached, Interrupted
+from eigenshot.training.pretrain import duration
+
+
+@dataclass
+class Session:
+    """What became of the runs: a sentence for each that left no result, by row and part."""
+
+    remarks: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    finished: int = 0
+    failed: bool = False
+    interrupted: bool = False
+
+    def remark(self, run: PlannedRun, text: str) -> None:
+        """Keep a sentence for the run's row."""
+        texts = self.remarks.setdefault((run.row.name, run.part.title), [])
+        if text not in texts:
+            texts.append(text)
+
+
+def obstacle(run: PlannedRun, places: Places) -> str | None:
+    """Why a run without a result cannot be begun, or None."""
+    file = places.result(run)
+    if file.exists():
+        return f"'{file}' holds no result that can be read; remove it to run this again"
+    return missing_data(run)
+
+
+def is_done(run: PlannedRun, library: Library) -> bool:
+    """Whether the result of this run is there."""
+    return any(result.name == run.name for result in library.of(run.part.benchmark))
+
+
+def run_all(
+    runs: Sequence[PlannedRun],
+    places: Places,
+    *,
+    device: str = "auto",
+    minutes: float | None = None,
+    reporter: Callable[[PlannedRun], Reporter] = lambda run: Reporter(),
+) -> Session:
+    """Run what has no result yet, in the order given, as far as ``minutes`` reach.
+
+    A run that would not fit is passed over. One that does not end in time after all, or is
+    interrupted, stops at a checkpoint and is gone on with the next time. One that fails is told,
+    and the next begins.
+    """
+    if minutes is not None and not minutes > 0:
+        raise UserError(f"--budget must be above 0 minutes, found {minutes:g}")
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    estimator = None if end is None else Estimator(places.results, device)
+    session, library = Session(), Library(places.results)
+    waiting = [run for run in runs if not is_done(run, library)]
+    for run in waiting:
+        shown = reporter(run)
+        try:
+            reason, deadline = obstacle(run, places), end
+            if reason is None and end is not None and estimator is not None:
+                reason, deadline = _fits(run, places, estimator, end, shown)
+            if reason is not None:
+                session.remark(run, reason)
+                shown.note(f"{run.name}: {reason}")
+                continue
+            shown.note(f"{run.row.label}, seed {run.seed}: {places.folder(run)}")
+            execute(run, places, device=device, reporter=shown, deadline=deadline)
+            session.finished += 1
+        except DeadlineReached:
+            session.remark(run, "begun, and stopped at the end of the budget; its state is saved")
+        except (Interrupted, KeyboardInterrupt):
+            session.remark(run, "interrupted; the same command goes on from here")
+            session.interrupted = True
+            break
+        except (UserError, TrainingDiverged) as error:
+            session.failed = True
+            session.remark(run, _sentence(error))
+            shown.warn(f"{run.name}: {_sentence(error)}")
+        finally:
+            _clear_device()
+    return session
+
+
+def _clear_device() -> None:
+    """Let nothing of one run burden the next: programs that were compiled for it, memory."""
+    if torch.cuda.is_available():
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _sentence(error: Exception) -> str:
+    diverged = isinstance(error, TrainingDiverged)
+    return f"training diverged: {error}" if diverged else " ".join(str(error).split())
+
+
+def _fits(
+    run: PlannedRun, places: Places, estimator: Estimator, end: float, reporter: Reporter
+) -> tuple[str | None, float]:
+    """Why a run is not begun for lack of time, or None, and until when it may train."""
+    if end <= time.monotonic():
+        return "not begun: the budget is spent", end
+    needed = estimator.known(run, places.folder(run))
+    if needed is None:
+        needed = estimator.measured(run, reporter)
+    evaluation = estimator.evaluation(run)
+    needed, left = needed + evaluation, end - time.monotonic()
+    if needed > left:
+        text = f"not begun: it takes about {duration(needed)}, {duration(max(0, left))} are left"
+        return text, end
+    return None, end - evaluation

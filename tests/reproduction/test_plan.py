@@ -1,0 +1,153 @@
+"""Runs are planned in order of value, each under a name that says what it is."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eigenshot.cli_evaluate import fewshot, linear
+from eigenshot.config import Config, EvaluationConfig
+from eigenshot.configfile import load_config
+from eigenshot.errors import UserError
+from eigenshot.reproduction.plan import Choices, make_plan, other_settings, settled, variant_of
+from eigenshot.reproduction.table import list_tables, read_table
+from tests.reproduction.miniature import miniature
+
+
+def test_the_first_seed_of_all_comes_before_the_second_of_any(tmp_path: Path) -> None:
+    plan = make_plan(miniature(tmp_path), Choices(seeds=(0, 7)))
+    assert [run.name for run in plan.runs] == [
+        "dle-tiny-2ep-seed0",
+        "dle-tiny-rival-2ep-seed0",
+        "dle-tiny-short-1ep-seed0",
+        "dle-tiny-2ep-seed7",
+        "dle-tiny-rival-2ep-seed7",
+        "dle-tiny-short-1ep-seed7",
+    ]
+    assert plan.impossible == {("maml", "Shapes, 5-way"): "not implemented: meta-learning"}
+    assert plan.runs[0].command == "eigenshot reproduce mini --rows ours --seeds 0"
+
+
+def test_rows_epochs_and_settings_are_chosen(tmp_path: Path) -> None:
+    choices = Choices(epochs=5, rows=("rival",), settings={"optimizer.lr": 0.3, "probe.every": 2})
+    (run,) = make_plan(miniature(tmp_path), choices).runs
+    assert run.name == "dle-tiny-rival-optimizer.lr=0.3-5ep-seed0"
+    assert run.config.training.epochs == 5
+    assert run.config.optimizer.lr == 0.3
+    assert run.config.method.options["mixup"] == "none"
+    assert run.command.endswith("--epochs 5 --set optimizer.lr=0.3 --set probe.every=2")
+    assert choices.suffix == "-5ep-optimizer.lr=0.3"
+
+
+def test_long_settings_are_shortened_but_told_apart(tmp_path: Path) -> None:
+    table = miniature(tmp_path)
+    row, part = table.row("ours"), table.parts[0]
+    many = {f"augment.options.option{number}": 0.25 for number in range(9)}
+    one = variant_of(row, part, Choices(settings=many))
+    other = variant_of(row, part, Choices(settings={**many, "augment.options.option8": 0.5}))
+    assert one != other
+    assert max(len(one), len(other)) < 90
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"settings": {"training.seed": 3}}, "use --seeds"),
+        ({"settings": {"training.epochs": 3}}, "use --epochs"),
+        ({"settings": {"method.name": "byol"}}, "a table of your own"),
+        ({"epochs": 0}, "--epochs must be at least 1"),
+        ({"seeds": (-1,)}, "--seeds are whole numbers from 0 on"),
+    ],
+)
+def test_what_has_an_option_of_its_own_is_not_set(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Choices(**choices)
+
+
+def test_an_unknown_row_offers_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'mini' has no row 'rivals'; did you mean 'rival'"):
+        make_plan(miniature(tmp_path), Choices(rows=("rivals",)))
+
+
+def test_a_row_with_a_wrong_name_in_it_cannot_be_run_and_says_why(tmp_path: Path) -> None:
+    table = miniature(tmp_path)
+    plan = make_plan(table, Choices(settings={"backbone.name": "conv5"}))
+    assert plan.runs == ()
+    assert "did you mean 'conv4'" in plan.impossible["ours", "Shapes, 5-way"]
+
+
+def test_tables_share_what_is_the_same_run() -> None:
+    def names(table: str, rows: tuple[str, ...]) -> set[str]:
+        return {run.name for run in make_plan(read_table(table), Choices(rows=rows)).runs}
+
+    assert names("ablation", ("ours",)) == names("table1-fc100", ("ours",))
+    assert names("table2-cub", ("ours-resnet12",)) == names("table1-miniimagenet", ("ours",))
+
+
+@pytest.mark.parametrize("name", list_tables())
+def test_ours_of_every_table_can_be_run(name: str) -> None:
+    table = read_table(name)
+    runs = make_plan(table, Choices(rows=("ours",))).runs
+    assert [run.part.title for run in runs] == [part.title for part in table.parts]
+
+
+def test_the_ablation_changes_what_it_says() -> None:
+    table = read_table("ablation")
+    ours, *others = (
+        settled(table, table.row(name), table.parts[0], Choices(), 0)
+        for name in ("ours", "only-trace", "two-layers", "no-mixup", "input-mixup")
+    )
+    changed = [other_settings(ours.to_dict(), config) for config in others]
+    assert changed == [
+        ['method.options.decorrelate was not set, is "none"'],
+        ["projector.layers was 3, is 2"],
+        ['method.options.mixup was "manifold", is "none"'],
+        ['method.options.mixup was "manifold", is "input"'],
+    ]
+
+
+def test_settings_that_a_run_settles_itself_are_no_difference() -> None:
+    asked = load_config("folder", {"training.epochs": 3})
+    stored = asked.to_dict()
+    stored["data"] |= {"image_size": 64, "mean": [0.1] * 3, "std": [0.2] * 3, "reader": "mapped"}
+    stored["backbone"] = {"name": "conv4", "options": {"widths": [1]}}
+    stored["training"]["batch_size"] = 64
+    stored["engine"]["precision"] = "float32"
+    stored["probe"]["kind"] = "knn"
+    assert other_settings(stored, asked) == []
+    stored["optimizer"]["warmup_epochs"] = 9.0
+    stored["evaluation"]["C"] = 10.0
+    assert other_settings(stored, asked) == [
+        "evaluation.C was 10.0, is 1.0",
+        "optimizer.warmup_epochs was 9.0, is 2.0",
+    ]
+    assert len(other_settings(stored, asked, evaluation=False)) == 1
+
+
+def test_the_evaluation_of_a_recipe_has_the_defaults_of_the_command() -> None:
+    """A table and ``evaluate`` measure the same thing unless a recipe says otherwise."""
+    few, sgd = inspect.signature(fewshot).parameters, inspect.signature(linear).parameters
+    plain = EvaluationConfig()
+    shared = ("ways", "queries", "episodes", "seed", "classifier", "C", "transform", "normalise")
+    for name in (*shared, "support_views"):
+        assert getattr(plain, name) == few[name].default, name
+    for name in ("epochs", "lr", "momentum"):
+        assert getattr(plain, f"linear_{name}") == sgd[name].default, name
+
+
+@pytest.mark.parametrize("recipe", ["fc100", "miniimagenet", "miniimagenet-wrn"])
+def test_the_papers_protocol_stands_in_the_recipes(recipe: str) -> None:
+    settings = load_config(recipe).evaluation
+    assert (settings.ways, settings.queries, settings.episodes) == (5, 15, 10_000)
+    assert settings.classifier == "logistic"
+
+
+def test_how_it_is_measured_does_not_decide_what_is_learned() -> None:
+    assert "evaluation" not in Config().lasting()
+    with pytest.raises(UserError, match=r"evaluation\.episodes must be at least 2, found 1"):
+        load_config("fc100", ["evaluation.episodes=1"])
+    with pytest.raises(UserError, match=r"did you mean 'evaluation\.transform'"):
+        load_config("fc100", ["evaluation.transfrom=none"])

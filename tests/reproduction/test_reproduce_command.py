@@ -1,0 +1,265 @@
+"""``eigenshot reproduce`` as a stranger uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.reproduction.miniature import TABLE, keep, write_miniature
+from tests.test_cli import Shell
+
+GLYPHS = """
+title = "Characters"
+compare = "ours"
+settings = { probe.kind = "knn", probe.max_images = 500 }
+[[part]]
+title = "Glyphs, 5-way"
+data = "glyphs"
+recipe = "tiny.toml"
+measure = "fewshot"
+shots = [1, 5]
+[[row]]
+name = "ours"
+label = "Ours"
+backbone = "Conv4"
+method = "dle"
+settings = { data.per_class = 1, training.epochs = 1 }
+"""
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small table in the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    return write_miniature(tmp_path)
+
+
+def cells(markdown: str, row: str) -> list[list[str]]:
+    """The cells of a row, of each section."""
+    lines = [line for line in markdown.splitlines() if line.startswith(f"| {row} |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_table_is_filled_printed_and_written(shell: Shell, table: Path, tmp_path: Path) -> None:
+    code, out, err = shell("reproduce", table, "--device", "cpu", "--seeds", "0")
+    assert code == 0, err
+    markdown = (tmp_path / "results" / "mini.md").read_text()
+    one, five = cells(markdown, "Ours")
+    result = json.loads((tmp_path / "results/shapes/dle-tiny-2ep-seed0.json").read_text())
+    for line, shots, paper in ((one, "1", 45.0), (five, "5", 60.0)):
+        figure = result["fewshot"][shots]
+        assert line[3] == f"{paper} ± 0.5"
+        assert line[4] == f"{figure['accuracy']:.2f} ± {figure['ci95']:.2f}"
+        assert line[5] == f"{figure['accuracy'] - paper:+.2f}"
+        assert line[6:9] == ["–", "2", "0"]
+        assert line[10] == result["hardware"]
+        assert line[4] in out
+    assert cells(markdown, "MAML")[0][2:5] == ["all", "50.0 ± 0.5", "cannot be run [1]"]
+    assert cells(markdown, "MAML")[1][3] == "–"
+    assert cells(markdown, "Shorter")[0][3] == "not in the paper"
+    assert "[1] not implemented: meta-learning" in markdown
+    assert "`eigenshot reproduce" in markdown
+
+
+def test_the_paired_difference_is_that_of_the_kept_tasks(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    code, _, err = shell("reproduce", table, "--device", "cpu", "--rows", "ours,rival")
+    assert code == 0, err
+    folder = tmp_path / "results" / "shapes" / "episodes"
+    rival = np.load(folder / "dle-tiny-rival-2ep-seed0.npz")
+    ours = np.load(folder / "dle-tiny-2ep-seed0.npz")
+    markdown = (tmp_path / "results" / "mini.md").read_text()
+    for line, shots in zip(cells(markdown, "No mixup"), (1, 5), strict=True):
+        right = [archive[f"right_{shots}"].astype(float) for archive in (rival, ours)]
+        difference = 100 * (right[0] - right[1]) / 75
+        width = 1.96 * difference.std(ddof=1) / np.sqrt(40)
+        assert line[6] == f"{difference.mean():+.2f} ± {width:.2f}"
+
+
+def test_several_seeds_are_one_line(shell: Shell, table: Path, tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((44.0, 46.0, 45.0)):
+        figure = {"accuracy": accuracy, "ci95": 0.5, "episodes": 40}
+        keep(tmp_path / "results", seed=seed, fewshot={"1": figure, "5": figure})
+    code, out, _ = shell("reproduce", table, "--results-only")
+    assert code == 0
+    assert "45.00 ± 0.50, sd 1.00" in out
+    (line,) = [line for line in out.splitlines() if "45.00 ± 0.50" in line and "+0.00" in line]
+    assert "0, 1, 2" in line
+
+
+def test_every_number_of_epochs_has_a_line_and_quick_looks_say_so(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    for epochs in (2, 300):
+        keep(tmp_path / "results", epochs=epochs)
+    shell("reproduce", table, "--results-only")
+    markdown = (tmp_path / "results" / "mini.md").read_text()
+    assert [line[7] for line in cells(markdown, "Ours")] == ["300", "2"] * 2
+    code, out, _ = shell("reproduce", table, "--results-only", "--epochs", 2)
+    assert code == 0
+    note = "Not the paper's setting: every run has 2 epochs instead of its recipe's."
+    assert note in out
+    quick = (tmp_path / "results" / "mini-2ep.md").read_text()
+    assert note in quick
+    assert [line[7] for line in cells(quick, "Ours")] == ["2"] * 2
+
+
+def test_other_settings_are_kept_apart_and_said(shell: Shell, table: Path, tmp_path: Path) -> None:
+    keep(tmp_path / "results")
+    keep(tmp_path / "results", variant="tiny-optimizer.lr=0.2", seconds=99.0)
+    code, out, _ = shell("reproduce", table, "--results-only", "--set", "optimizer.lr=0.2")
+    assert code == 0
+    assert "every run has optimizer.lr=0.2" in out
+    assert out.count("99 s") == 2
+    assert (tmp_path / "results" / "mini-optimizer.lr=0.2.md").is_file()
+    assert not (tmp_path / "results" / "mini.md").exists()
+
+
+def test_a_result_of_another_recipe_is_marked(shell: Shell, table: Path, tmp_path: Path) -> None:
+    keep(tmp_path / "results", config={"optimizer": {"lr": 0.7}})
+    _, out, _ = shell("reproduce", table, "--results-only")
+    assert re.search(r"44\.00 ± 0\.50 \[\d\]", out)
+    assert "made with other settings: optimizer.lr was 0.7, is 0.15" in out
+
+
+def test_a_collapsed_row_says_so_with_its_accuracy(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    figures = 'paper = ["45.0 ± 0.5", "60.0 ± 0.5"]'
+    assert figures in TABLE
+    table = write_miniature(tmp_path, TABLE.replace(figures, 'paper = ["collapsed", "60.0 ± 0.5"]'))
+    keep(tmp_path / "results", collapsed=True)
+    shell("reproduce", table, "--results-only")
+    one, five = cells((tmp_path / "results" / "mini.md").read_text(), "Ours")
+    assert one[3:6] == ["collapsed", "collapsed (44.00 ± 0.50)", "as in the paper"]
+    assert five[4:6] == ["collapsed (61.00 ± 0.40)", "+1.00"]
+
+
+def test_a_damaged_file_is_named_and_the_table_stands(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    keep(tmp_path / "results")
+    keep(tmp_path / "results", seed=1).write_text('{"benchmark": ')
+    code, out, err = shell("reproduce", table, "--results-only")
+    assert code == 0
+    assert "44.00 ± 0.50" in out
+    assert "dle-tiny-2ep-seed1.json' is not whole" in err
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    keep(tmp_path / "results")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = shell("reproduce", table, "--dry-run", "--device", "cpu", "--budget", 5)
+    assert code == 0, err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "ours, Shapes, 5-way, seed 0: done, in" in out
+    assert "rival, Shapes, 5-way, seed 0: runs in" in out
+    assert out.index("seed 0: done") < out.index("rival, Shapes") < out.index("short, Shapes")
+    assert "not run" in out
+
+
+def test_without_data_the_table_is_printed_and_says_how_to_get_them(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EIGENSHOT_DATA", str(tmp_path / "nothing"))
+    code, out, _ = shell("reproduce", "ablation", "--results", tmp_path, "--device", "cpu")
+    assert code == 0
+    assert "39.7 ± 0.7" in out
+    assert "run 'eigenshot data fetch fc100'" in out
+    markdown = (tmp_path / "ablation.md").read_text()
+    assert "fetch" not in markdown, "what is missing here is no part of a table"
+    assert cells(markdown, "Only the trace term")[0][3:5] == ["collapsed", "not run"]
+
+
+INTERRUPTING = """
+import os, signal
+from eigenshot.methods import DeepLaplacianEigenmapsMethod
+
+calls = 0
+
+class Interrupting(DeepLaplacianEigenmapsMethod):
+    def forward(self, *arguments):
+        global calls
+        calls += 1
+        if calls == 6:  # four steps are for the estimate
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().forward(*arguments)
+"""
+
+
+def test_ctrl_c_keeps_what_there_is_and_prints_the_table(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "interrupting_method.py").write_text(INTERRUPTING)
+    rival = 'method = "dle"\nsettings = {{ method.options.mixup = "none" }}'
+    assert rival in TABLE
+    own = 'method = "interrupting_method:Interrupting"'
+    table = write_miniature(tmp_path, TABLE.replace(rival, own))
+    command = ("reproduce", table, "--device", "cpu", "--rows", "ours,rival")
+    code, out, err = shell(*command)
+    assert code == 130, err
+    assert "interrupted; the same command goes on from here" in out
+    assert "results/mini.md" in err
+    results = tmp_path / "results" / "shapes"
+    assert [path.name for path in results.glob("*.json")] == ["dle-tiny-2ep-seed0.json"]
+    code, _, err = shell(*command)
+    assert code == 0, err
+    assert "going on from step 2 of 6" in err
+    assert len(list(results.glob("*.json"))) == 2
+
+
+def test_the_embedded_characters(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_miniature(tmp_path)
+    (tmp_path / "glyphs.toml").write_text(GLYPHS)
+    code, out, err = shell("reproduce", "glyphs.toml", "--device", "cpu")
+    assert code == 0, err
+    (result,) = (tmp_path / "results" / "glyphs").glob("*.json")
+    assert json.loads(result.read_text())["split"] == "test"
+    curve = json.loads((result.parent / "curves" / result.name).read_text())
+    assert len(curve["probe_accuracy"]) == 1
+    assert "not in the paper" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seeds", "0,one"], "--seeds takes whole numbers from 0 on, as 0,1,2; found 'one'"),
+        (["--rows", "our"], "did you mean 'ours'"),
+        (["--set", "training.seed=1"], "use --seeds"),
+        (["--budget", "0"], "--budget must be above 0 minutes"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
+        (["--results", "mini.toml"], "--results 'mini.toml' cannot be a folder"),
+    ],
+)
+def test_misuse_is_a_sentence(shell: Shell, table: Path, options: list[str], message: str) -> None:
+    assert message in shell.refused("reproduce", table, *options)
+
+
+def test_an_unknown_table_offers_the_nearest(shell: Shell) -> None:
+    assert "did you mean 'ablation'" in shell.refused("reproduce", "ablatoin")
+
+
+@pytest.mark.realdata
+def test_with_data_the_runs_are_planned(shell: Shell, tmp_path: Path) -> None:
+    assert os.environ["EIGENSHOT_DATA"]
+    code, out, _ = shell("reproduce", "ablation", "--dry-run", "--results", tmp_path)
+    assert code == 0
+    assert "ours, FC100, 5-way, seed 0: runs in runs/reproduce/fc100/dle-fc100-300ep-seed0" in out

@@ -1,0 +1,217 @@
+"""Runs are skipped, gone on with, stopped in time, and compared on the same tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eigenshot.configfile import load_config
+from eigenshot.errors import UserError
+from eigenshot.reporter import Reporter
+from eigenshot.reproduction.execute import Places, execute
+from eigenshot.reproduction.library import Library
+from eigenshot.reproduction.plan import Choices, PlannedRun, make_plan
+from eigenshot.reproduction.results import Result, write_result
+from eigenshot.reproduction.session import Session, is_done, run_all
+from eigenshot.reproduction.table import read_table
+from eigenshot.training.loop import DeadlineReached, Interrupted
+from eigenshot.training.pretrain import pretrain
+from eigenshot.training.runfolder import RunFolder
+from tests.reproduction.miniature import TABLE, miniature, write_miniature
+
+
+class Bench:
+    """A table, its places and its runs, on the CPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self.table = miniature(folder)
+        self.places = Places(folder / "results", folder / "runs")
+
+    def runs(self, *rows: str, **choices: Any) -> tuple[PlannedRun, ...]:
+        return make_plan(self.table, Choices(rows=rows, **choices)).runs
+
+    def __call__(self, runs: tuple[PlannedRun, ...], **options: Any) -> Session:
+        return run_all(runs, self.places, device="cpu", **options)
+
+    def results(self) -> dict[str, Result]:
+        return {result.name: result for result in Library(self.places.results).of("shapes")}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_run_leaves_its_result_curve_and_tasks(bench: Bench) -> None:
+    (run,) = bench.runs("ours")
+    assert bench((run,)).finished == 1
+    result = bench.results()[run.name]
+    assert (result.benchmark, result.method, result.backbone) == ("shapes", "dle", "conv4")
+    assert (result.epochs, result.seed, result.recipe) == (2, 0, "tiny")
+    assert (result.classifier, result.transductive, result.row) == ("logistic", False, "mini/ours")
+    assert result.fewshot["1"]["episodes"] == 40
+    assert 20 < result.fewshot["1"]["accuracy"] < result.fewshot["5"]["accuracy"]
+    assert result.config["data"]["mean"], "what the run settled is there"
+    folder = bench.places.results / "shapes"
+    curve = json.loads((folder / "curves" / f"{run.name}.json").read_text())
+    assert curve["epoch"] == [1, 2]
+    assert len(curve["effective_rank"]) == 2
+    (counts,) = Library(bench.places.results).episodes([result])
+    for shots in (1, 5):
+        mean = 100 * counts.right[shots].mean() / counts.questions
+        assert mean == pytest.approx(result.fewshot[str(shots)]["accuracy"], abs=1e-4)
+
+
+def test_what_has_a_result_is_not_run_again(bench: Bench) -> None:
+    runs = bench.runs("ours", "short")
+    assert bench(runs).finished == 2
+    before = {path: path.stat().st_mtime_ns for path in bench.places.results.rglob("*.*")}
+    assert bench(runs).finished == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not is_done(bench.runs("ours", seeds=(1,))[0], Library(bench.places.results))
+
+
+def test_a_result_that_is_gone_is_measured_again_without_training(bench: Bench) -> None:
+    (run,) = bench.runs("short")
+    bench((run,))
+    first = bench.results()[run.name]
+    bench.places.result(run).unlink()
+    encoder = bench.places.folder(run) / "encoder.safetensors"
+    written = encoder.stat().st_mtime_ns
+    assert bench((run,)).finished == 1
+    assert bench.results()[run.name].fewshot == first.fewshot
+    assert encoder.stat().st_mtime_ns == written
+
+
+def test_a_damaged_result_is_not_written_over(bench: Bench) -> None:
+    (run,) = bench.runs("short")
+    file = bench.places.result(run)
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    session = bench((run,))
+    assert session.finished == 0
+    assert "remove it to run this again" in session.remarks["short", "Shapes, 5-way"][0]
+    assert file.read_text() == "{"
+
+
+def test_past_the_deadline_a_run_stops_and_goes_on_to_the_same_encoder(tmp_path: Path) -> None:
+    write_miniature(tmp_path)
+    config = load_config(str(tmp_path / "tiny.toml"))
+    data = str(tmp_path / "train.npz")
+    whole = pretrain(data, config, tmp_path / "whole", device="cpu")
+    with pytest.raises(DeadlineReached):
+        pretrain(data, config, tmp_path / "parts", device="cpu", deadline=time.monotonic())
+    assert RunFolder(tmp_path / "parts").last.is_file()
+    assert not RunFolder(tmp_path / "parts").finished
+    late = time.monotonic() + 600
+    parts = pretrain(data, config, tmp_path / "parts", resume=True, device="cpu", deadline=late)
+    encoders = [(run.folder / "encoder.safetensors").read_bytes() for run in (whole, parts)]
+    assert encoders[0] == encoders[1]
+    assert issubclass(DeadlineReached, Interrupted)
+
+
+def pretend(bench: Bench, run: PlannedRun, seconds: float) -> None:
+    """Let the result of ``run`` say that it took so long."""
+    result = bench.results()[run.name]
+    write_result(bench.places.results, dataclasses.replace(result, seconds=seconds))
+
+
+def test_a_budget_passes_over_what_does_not_fit_and_runs_what_does(bench: Bench) -> None:
+    (ours,) = bench.runs("ours")
+    bench((ours,))
+    pretend(bench, ours, 150.0)  # 75 s an epoch
+    session = bench(bench.runs("rival", "short"), minutes=100 / 60)
+    (reason,) = session.remarks["rival", "Shapes, 5-way"]
+    assert reason.startswith("not begun: it takes about 3 min, ")
+    assert "short" not in {row for row, _ in session.remarks}
+    assert set(bench.results()) == {ours.name, "dle-tiny-short-1ep-seed0"}
+
+
+def test_without_earlier_results_the_time_is_measured(bench: Bench) -> None:
+    long, short = bench.runs("ours", epochs=100_000)[0], bench.runs("short")[0]
+    session = bench((long, short), minutes=2)
+    assert session.remarks["ours", "Shapes, 5-way"][0].startswith("not begun: it takes about")
+    assert set(bench.results()) == {short.name}
+
+
+def test_a_run_that_takes_longer_than_told_stops_at_a_checkpoint(bench: Bench) -> None:
+    (ours,), (long,) = bench.runs("ours"), bench.runs("rival", epochs=3000)
+    bench((ours,))
+    pretend(bench, ours, 0.0)
+    session = bench((long, *bench.runs("short")), minutes=1.5 / 60)
+    assert "stopped at the end of the budget" in session.remarks["rival", "Shapes, 5-way"][0]
+    assert session.remarks["short", "Shapes, 5-way"][0].startswith("not begun: ")
+    assert RunFolder(bench.places.folder(long)).last.is_file()
+    assert not session.interrupted
+    assert not session.failed
+
+
+class InterruptingReporter(Reporter):
+    """Presses Ctrl-C at the end of the first epoch."""
+
+    def epoch(self, record: dict[str, float]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupted_run_is_gone_on_with(bench: Bench, tmp_path: Path) -> None:
+    runs = bench.runs("ours", "short")
+    session = bench(runs, reporter=lambda run: InterruptingReporter())
+    assert session.interrupted
+    assert bench.results() == {}
+    assert list(session.remarks) == [("ours", "Shapes, 5-way")], "the next one is not begun"
+    assert len(RunFolder(bench.places.folder(runs[0])).metrics()) == 1
+    assert bench(runs[:1]).finished == 1
+    untouched = execute(runs[0], Places(tmp_path / "other", tmp_path / "others"), device="cpu")
+    assert bench.results()[runs[0].name].fewshot == untouched.fewshot
+
+
+def test_a_run_that_fails_does_not_stop_the_table(bench: Bench) -> None:
+    wrong, right = bench.runs("ours")[0], bench.runs("short")[0]
+    wrong = dataclasses.replace(wrong, part=dataclasses.replace(wrong.part, data="none.npz"))
+    session = bench((wrong, right))
+    assert session.failed
+    assert session.remarks["ours", "Shapes, 5-way"] == ["no such file: none.npz"]
+    assert set(bench.results()) == {right.name}
+
+
+def test_a_folder_of_other_settings_is_not_gone_on_with(bench: Bench) -> None:
+    (run,) = bench.runs("short")
+    bench((run,))
+    bench.places.result(run).unlink()
+    optimizer = dataclasses.replace(run.config.optimizer, lr=0.5)
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, optimizer=optimizer))
+    session = bench((other,))
+    (reason,) = session.remarks["short", "Shapes, 5-way"]
+    assert "was begun with other settings (optimizer.lr was 0.15, is 0.5)" in reason
+
+
+def test_a_budget_is_a_time(bench: Bench) -> None:
+    with pytest.raises(UserError, match="--budget must be above 0 minutes, found 0"):
+        bench(bench.runs("ours"), minutes=0)
+
+
+LINEAR = TABLE.replace('measure = "fewshot"\nshots = [1, 5]', 'measure = "linear"').replace(
+    'evaluate = "{folder}/test.npz"', 'train = "{folder}/train.npz"\nevaluate = "{folder}/test.npz"'
+)
+
+
+def test_a_linear_table(tmp_path: Path) -> None:
+    one_figure = (
+        LINEAR.replace(', ""]', "]").replace(', "40.0"]', "]").replace(', "60.0 ± 0.5"]', "]")
+    )
+    table = read_table(str(write_miniature(tmp_path, one_figure)))
+    places = Places(tmp_path / "results", tmp_path / "runs")
+    (run,) = make_plan(table, Choices(rows=("short",))).runs
+    result = execute(run, places, device="cpu")
+    assert result.linear["protocol"] == "sgd"
+    assert result.linear["epochs"] == 1
+    assert result.figure(None) == (result.linear["accuracy"], None)
+    assert not (places.results / "shapes" / "episodes").exists()
+    assert Library(places.results).of("shapes") == [result]

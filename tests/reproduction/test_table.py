@@ -1,0 +1,116 @@
+"""Tables are data: the paper's figures are there, and a slip in a table is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eigenshot.errors import UserError
+from eigenshot.reproduction.figures import parse_figure
+from eigenshot.reproduction.table import list_tables, read_table, short_name
+from tests.reproduction.miniature import TABLE, miniature, write_miniature
+
+
+def test_the_papers_tables_are_there_with_all_their_rows() -> None:
+    rows = {name: [row for row in read_table(name).rows if row.paper] for name in list_tables()}
+    assert {name: len(found) for name, found in rows.items()} == {
+        "table1-fc100": 13,
+        "table1-miniimagenet": 13,
+        "table2-cub": 14,
+        "ablation": 5,
+        "linear": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "figures"),
+    [
+        ("table1-fc100", "ours", ["39.7 ± 0.7", "57.9 ± 0.7"]),
+        ("table1-fc100", "tadam", ["40.1 ± 0.4", "56.1 ± 0.4"]),
+        ("table1-miniimagenet", "ours", ["59.47 ± 0.87", "78.79 ± 0.58"]),
+        ("table1-miniimagenet", "maml", ["56.58 ± 1.84", "70.85 ± 0.91"]),
+        ("table2-cub", "ours", ["41.08 ± 0.48", "58.86 ± 0.45"]),
+        ("table2-cub", "baseline", ["42.89 ± 0.41", "62.12 ± 0.40"]),
+        ("ablation", "only-trace", ["collapsed", "collapsed"]),
+        ("ablation", "two-layers", ["36.1 ± 0.7", "50.2 ± 0.7"]),
+        ("linear", "ours", ["92.24", "66.16", "88.97"]),
+    ],
+)
+def test_figures_are_as_printed(table: str, row: str, figures: list[str]) -> None:
+    assert [figure.text for figure in read_table(table).row(row).paper if figure] == figures
+
+
+@pytest.mark.parametrize("name", list_tables())
+def test_ours_is_run_first_and_labels_last(name: str) -> None:
+    table = read_table(name)
+    runnable = sorted((row for row in table.rows if row.method), key=lambda row: row.order)
+    assert runnable[0].method == "dle"
+    supervised = [row.supervised for row in runnable]
+    assert supervised == sorted(supervised)
+    assert table.row(table.compare).method == "dle"
+
+
+def test_where_results_of_a_table_are_kept() -> None:
+    assert [part.benchmark for part in read_table("table2-cub").parts] == [
+        "miniimagenet-to-cub-2010"
+    ]
+    assert [part.benchmark for part in read_table("linear").parts] == [
+        "cifar10",
+        "cifar100",
+        "stl10",
+    ]
+    assert short_name("/some/where/birds.npz") == "birds"
+    assert short_name("photos/2020/") == "2020"
+
+
+def test_a_figure_is_a_number_with_or_without_its_interval() -> None:
+    figure = parse_figure(" 39.7 ± 0.7")
+    assert (figure.accuracy, figure.interval, figure.text) == (39.7, 0.7, "39.7 ± 0.7")
+    assert parse_figure("92.24").interval is None
+    assert parse_figure("Collapsed").accuracy is None
+    with pytest.raises(UserError, match=r"expected a figure like '39\.7 ± 0\.7'.*found '39,7'"):
+        parse_figure("39,7")
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    table = miniature(tmp_path)
+    assert table.name == "mini"
+    assert [column.title for column in table.columns] == [
+        "Shapes, 5-way 1-shot",
+        "Shapes, 5-way 5-shot",
+    ]
+    assert table.row("maml").paper[1] is None
+    assert table.row("rival").settings == {"method.options.mixup": "none"}
+    assert table.parts[0].recipe == str(tmp_path / "tiny.toml"), "a recipe lies beside its table"
+
+
+def test_an_unknown_table_offers_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'table1-fc100'"):
+        read_table("table1-fc10")
+    with pytest.raises(UserError, match=r"cannot read the table 'nowhere\.toml': No such file"):
+        read_table("nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "message"),
+    [
+        ('measure = "fewshot"', 'measure = "knn"', "part 1: measure: expected 'fewshot' or"),
+        ("shots = [1, 5]", "", "part 1 is measured by few-shot tasks and needs shots"),
+        ("order = 1", "ordre = 1", "row 'ours' has no 'ordre'; did you mean 'order'"),
+        ('"45.0 ± 0.5", ', "", "row 'ours' has 1 figures of the paper, expected one for each of 2"),
+        ('compare = "ours"', 'compare = "theirs"', "has no row 'theirs'"),
+        ('name = "short"', 'name = "ours"', "found 'ours' more than once"),
+        ('cannot = "not implemented: meta-learning"', "", "row 'maml' needs either a method or"),
+        ('data = "{folder}/train.npz"', "", "part 1 lacks 'data'"),
+        ('title = "A miniature"', "title = ", "is not valid TOML"),
+        ('name = "short"', 'name = "a/b"', "a name is of letters, digits"),
+    ],
+)
+def test_a_slip_in_a_table_is_told(tmp_path: Path, found: str, instead: str, message: str) -> None:
+    assert found in TABLE
+    path = write_miniature(tmp_path, TABLE.replace(found, instead, 1))
+    with pytest.raises(UserError) as told:
+        read_table(str(path))
+    assert message in str(told.value)
+    assert str(path) in str(told.value)
