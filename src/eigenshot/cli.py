@@ -83,11 +83,16 @@ def pretrain(
         typer.Option(
             help="Settings by name or TOML file. By default the benchmark's own (glyphs, fc100, "
             "cifar-fs, miniimagenet, cub, cifar10, cifar100, stl10), else folder; also "
-            "miniimagenet-wrn."
+            "fc100-best, miniimagenet-wrn."
         ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="What is minimised: dle, or your own package.module:Class.")
+        str | None,
+        typer.Option(
+            help="What is minimised: dle (the paper's), simclr, mocov2, byol, barlow-twins, "
+            "simsiam, w-mse, shuffled-dbn, swav, vicreg, spectral-contrastive; with labels "
+            "baseline, baseline++; or your own package.module:Class."
+        ),
     ] = None,
     backbone: Annotated[
         str | None,

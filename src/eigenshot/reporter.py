@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-_REFRESH_SECONDS = 0.25
+_REFRESH_SECONDS = 0.5
 
 
 class Reporter:
@@ -102,6 +102,7 @@ class ConsoleReporter(Reporter):
             TextColumn("{task.fields[terms]}"),
             console=self.console,
             transient=True,
+            auto_refresh=False,  # a thread that draws would take turns with the one that trains
         )
         self._task = self._bar.add_task("", total=total_steps, completed=step, rate="", terms="")
         self._bar.start()
@@ -118,6 +119,7 @@ class ConsoleReporter(Reporter):
             completed=step,
             rate=f"{images_per_second:,.0f} images/s",
             terms=_terms(terms),
+            refresh=True,
         )
 
     def epoch(self, record: dict[str, float]) -> None:

@@ -60,6 +60,37 @@ class TestMeter:
             meter.count += 1
         with pytest.raises(TrainingDiverged, match="trace is no longer finite"):
             meter.check_finite()
+        with pytest.raises(TrainingDiverged, match="trace is no longer finite"):
+            meter.glance_at_finite()
+
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+    def test_a_glance_sees_what_was_there_at_an_earlier_one(self, device: str) -> None:
+        meter = Meter()
+        assert meter.glance() == {}
+        for value in (1.0, 3.0):
+            meter.add({"loss": torch.tensor(value, device=device)})
+            meter.count += 1
+        first = meter.glance()
+        assert first == ({"loss": 2.0} if device == "cpu" else {}), "a GPU is not waited for"
+        meter.add({"loss": torch.tensor(5.0, device=device)})
+        meter.count += 1
+        if device == "cuda":
+            torch.cuda.synchronize()
+            assert meter.glance() == {"loss": 2.0}
+            torch.cuda.synchronize()
+        assert meter.glance() == {"loss": 3.0}
+        meter.reset()
+        meter.add({"loss": torch.tensor(7.0, device=device)})
+        meter.count += 1
+        assert meter.glance() == ({"loss": 7.0} if device == "cpu" else {}), "nothing is left over"
+
+    def test_what_is_seen_does_not_change_with_the_sums(self) -> None:
+        meter = Meter()
+        meter.add({"loss": torch.tensor(1.0)})
+        meter.count += 1
+        seen = meter.glance()
+        meter.add({"loss": torch.tensor(9.0)})
+        assert seen == {"loss": 1.0}
 
 
 class TestDiagnostics:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from eigenshot.hardware import widest_float
+
 # Below these an embedding no longer tells images apart, whatever the loss says.
 COLLAPSED_RANK = 2.0
 COLLAPSED_STD = 0.05
@@ -61,18 +63,28 @@ def diagnose(z_a: Tensor, z_b: Tensor) -> Diagnostics:
 
 def effective_rank(z: Tensor) -> float:
     """exp of the entropy of the singular values of z, ``(n, K)``: between 1 and min(n, K)."""
-    values = torch.linalg.svdvals(z.cpu().double())
+    z = _in_float64(z)
+    # The squares are eigenvalues of the smaller product, less those that rounding alone makes.
+    squares = torch.linalg.eigvalsh(z @ z.T if len(z) <= z.shape[1] else z.T @ z)
+    noise = squares.max() * len(squares) * torch.finfo(squares.dtype).eps
+    values = torch.where(squares > noise, squares, 0.0).sqrt()
     total = values.sum()
     if not bool(total > 0):
         return 0.0
-    shares = values / total
-    shares = shares[shares > 0]
-    return float((-(shares * shares.log()).sum()).exp())
+    return float(torch.special.entr(values / total).sum().exp())
 
 
 def uniformity(unit: Tensor) -> float:
     """log of the mean of exp(−2‖x − y‖²) over pairs of rows of ``(n, d)`` on the unit sphere."""
-    if len(unit) < 2:
+    count = len(unit)
+    if count < 2:
         return 0.0
-    squared = torch.pdist(unit.cpu().double()).square()
-    return float((-2 * squared).exp().mean().log())
+    unit = _in_float64(unit)
+    potentials = (4 * (unit @ unit.T - 1)).exp()  # ‖x − y‖² = 2 − 2 x·y on the sphere
+    return float(((potentials.sum() - potentials.trace()) / (count * (count - 1))).log())
+
+
+def _in_float64(z: Tensor) -> Tensor:
+    """``z`` in float64, on its own device where that has it."""
+    place = z.device if widest_float(z.device) == torch.float64 else "cpu"
+    return z.to(place).double()

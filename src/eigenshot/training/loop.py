@@ -27,7 +27,7 @@ from eigenshot.training.schedule import learning_rate
 from eigenshot.training.setup import Parts
 
 _DIAGNOSTIC_IMAGES = 512
-_FINITE_CHECK_STEPS = 100  # to check is to wait for the device
+_FINITE_CHECK_STEPS = 100
 _VOTE_STEPS = 10  # between votes of several processes: to vote is to wait for the slowest
 
 
@@ -115,9 +115,9 @@ def train(
                 if parts.average is not None:
                     parts.average.follow(method.get_submodule("backbone"))
                 if progress.step % _FINITE_CHECK_STEPS == 0:
-                    meter.check_finite()
+                    meter.glance_at_finite()
                 if reporter.due():
-                    reporter.advance(progress.step, watch.images_per_second(), meter.own_means())
+                    reporter.advance(progress.step, watch.images_per_second(), meter.glance())
                 if position + 1 < steps_an_epoch:  # at the end of an epoch its metrics come first
                     save, stop = pauses(progress.step)
                     if save or stop:

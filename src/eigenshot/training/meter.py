@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eigenshot.collective import mean_over_ranks
+from eigenshot.collective import mean_over_ranks, world_size
 from eigenshot.errors import TrainingDiverged
 from eigenshot.hardware import widest_float
 
@@ -22,6 +22,8 @@ class Meter:
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None
         self.count = 0
+        self._sent_for: _SentFor | None = None
+        self._seen: dict[str, float] = {}
 
     def add(self, terms: dict[str, Tensor]) -> None:
         """Add one step's terms on the device; the caller counts the step."""
@@ -39,20 +41,40 @@ class Meter:
         means = mean_over_ranks(self.sums) / max(1, self.count)
         return dict(zip(self.names, means.tolist(), strict=True))
 
-    def own_means(self) -> dict[str, float]:
-        """Means of this process alone, for a look that the others take no part in."""
-        sums = [] if self.sums is None else (self.sums / max(1, self.count)).tolist()
-        return dict(zip(self.names, sums, strict=True))
+    def glance(self) -> dict[str, float]:
+        """Means of this process alone, without waiting: on a GPU those of an earlier glance.
+
+        Each one sends for the sums as they are by then, and sees what has arrived since the last.
+        Nothing is known at first, nor after a `reset`.
+        """
+        self._take_in()
+        if self._sent_for is None and self.sums is not None:
+            self._sent_for = _SentFor(self.sums, self.count)
+            if not self.sums.is_cuda:
+                self._take_in()
+        return self._seen
+
+    def _take_in(self) -> None:
+        if self._sent_for is not None and self._sent_for.has_arrived():
+            means = (self._sent_for.sums / max(1, self._sent_for.count)).tolist()
+            self._seen = dict(zip(self.names, means, strict=True))
+            self._sent_for = None
 
     def check_finite(self) -> None:
         """Raise `TrainingDiverged` when a term since the last reset was not finite."""
-        broken = [name for name, value in self.means().items() if not abs(value) < float("inf")]
-        if broken:
-            raise TrainingDiverged(f"{', '.join(broken)} is no longer finite")
+        _require_finite(self.means())
+
+    def glance_at_finite(self) -> None:
+        """As `check_finite`, without waiting: of what `glance` has seen, so it may come later.
+
+        Several processes must stop together, so they wait for each other.
+        """
+        _require_finite(self.means() if world_size() > 1 else self.glance())
 
     def reset(self) -> None:
         """Start a new mean."""
         self.count = 0
+        self._sent_for, self._seen = None, {}
         if self.sums is not None:
             self.sums.zero_()
 
@@ -70,3 +92,26 @@ class Meter:
             self.names = tuple(sums)
             values = [value.to(widest_float(device)) for value in sums.values()]
             self.sums = torch.stack(values).to(device)
+
+
+class _SentFor:
+    """Sums on their way from the device to the host."""
+
+    def __init__(self, sums: Tensor, count: int) -> None:
+        self.count = count
+        on_cuda = sums.is_cuda
+        self.sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=on_cuda)
+        self.sums.copy_(sums, non_blocking=on_cuda)
+        self._copied = torch.cuda.Event() if on_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def has_arrived(self) -> bool:
+        """Whether ``sums`` holds what was sent for."""
+        return self._copied is None or self._copied.query()
+
+
+def _require_finite(means: dict[str, float]) -> None:
+    broken = [name for name, value in means.items() if not abs(value) < float("inf")]
+    if broken:
+        raise TrainingDiverged(f"{', '.join(broken)} is no longer finite")

@@ -1,0 +1,172 @@
+"""What moves the number: short runs of a recipe with one thing changed, scored on validation.
+
+    python benchmarks/tuning.py benchmarks/tuning-fc100.toml --epochs 40 --side-by-side 4
+
+A TOML file names the recipe, the settings that all runs share (``[base]``) and the variations.
+Each run is trained on the train classes and scored on the validation classes only, by few-shot
+accuracy under several transforms of the features and strengths C; the test classes are not looked
+at. One line of JSON a run is added to ``--out``; a variation that has a line for these epochs and
+this seed is not run again.
+
+Several runs side by side share one GPU; under NVIDIA's multi-process service they take the time of
+fewer. A run that would not end within ``--minutes``, going by the slowest so far, is not begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eigenshot.config import Config, flatten
+from eigenshot.configfile import load_config
+from eigenshot.data.opening import open_source
+from eigenshot.encoder import Encoder
+from eigenshot.errors import UserError
+from eigenshot.evaluation.fewshot import evaluate_fewshot
+from eigenshot.hardware import choose_device, environment
+from eigenshot.training.pretrain import pretrain
+
+_SETTINGS = [(transform, C) for transform in ("l2", "centre", "power") for C in (1.0, 10.0)]
+_EPISODES = 2000
+_BASE_IMAGES = 4000  # training images whose mean is taken off by "centre"
+
+
+def configured(table: dict[str, Any], name: str, *, epochs: int, seed: int, compile: str) -> Config:
+    """The settings of one variation."""
+    changes = {**flatten(table.get("base", {})), **flatten(table["variations"][name])}
+    return load_config(
+        table["recipe"],
+        {
+            **changes,
+            "training.epochs": epochs,
+            "training.seed": seed,
+            "checkpoint.every_minutes": 0.0,
+            "engine.compile": compile,
+        },
+    )
+
+
+def scores(encoder: Encoder, data: str, device: str) -> dict[str, dict[str, float]]:
+    """Validation accuracy in percent by shots and ``transform C``."""
+    size, channels = encoder.preprocessing.image_size, encoder.preprocessing.channels
+    train, validation = (
+        open_source(data, split=split, image_size=size, channels=channels)
+        for split in ("train", "validation")
+    )
+    some = train.images(np.arange(0, len(train), max(1, len(train) // _BASE_IMAGES)))
+    base_mean = encoder.transform(some, device=device).mean(axis=0)
+    features = encoder.transform(validation, device=device)
+    assert validation.labels is not None
+    return {
+        str(shots): {
+            f"{transform} {C:g}": round(
+                evaluate_fewshot(
+                    features,
+                    validation.labels,
+                    shots=shots,
+                    episodes=_EPISODES,
+                    C=C,
+                    transform=transform,  # type: ignore[arg-type]
+                    base_mean=base_mean,
+                    device=device,
+                    class_names=validation.class_names,
+                ).accuracy,
+                2,
+            )
+            for transform, C in _SETTINGS
+        }
+        for shots in (1, 5)
+    }
+
+
+def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Train and score one variation."""
+    config = configured(
+        table, name, epochs=options.epochs, seed=options.seed, compile=options.compile
+    )
+    device = choose_device("auto")
+    with tempfile.TemporaryDirectory() as folder:
+        run = pretrain(table["data"], config, Path(folder) / "run", device=device)
+    final = run.summary["final"]
+    return {
+        "name": name,
+        "settings": flatten(table["variations"][name]),
+        "epochs": options.epochs,
+        "seed": options.seed,
+        "side_by_side": options.side_by_side,
+        "seconds": run.summary["seconds"],
+        "final": {key: round(float(value), 4) for key, value in final.items()},
+        "validation": scores(run.encoder, table["data"], device),
+        **environment(torch.device(device)),
+    }
+
+
+def done(file: Path, epochs: int, seed: int) -> set[str]:
+    """The variations that have a line."""
+    if not file.exists():
+        return set()
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {r["name"] for r in lines if (r["epochs"], r.get("seed", 0)) == (epochs, seed)}
+
+
+def work(table: dict[str, Any], names: list[str], options: argparse.Namespace) -> None:
+    """Measure ``names`` one after the other, as far as the minutes go."""
+    began, slowest = time.monotonic(), 0.0
+    for name in names:
+        start = time.monotonic()
+        if options.minutes and start - began + slowest > 60 * options.minutes:
+            print(f"{name}: no time left", flush=True)
+            continue
+        line = json.dumps(measure(table, name, options)) + "\n"
+        with options.out.open("a", encoding="utf-8") as file:  # one write: others add lines too
+            file.write(line)
+        slowest = max(slowest, time.monotonic() - start)
+        found = json.loads(line)["validation"]
+        print(f"{name}: 1 shot {found['1']['l2 1']}, 5 shots {found['5']['l2 1']}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--side-by-side", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=0.0, help="0: no limit")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"))
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--share", type=int, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    table = tomllib.loads(options.table.read_text(encoding="utf-8"))
+    options.out = options.out or Path("results") / table["data"] / "tuning.jsonl"
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    names = options.only or list(table["variations"])
+    try:
+        for name in names:  # what cannot be is said before anything is trained
+            if name not in table["variations"]:
+                raise UserError(f"no variation '{name}' in {options.table}")
+            configured(table, name, epochs=options.epochs, seed=0, compile="off")
+    except UserError as error:
+        parser.error(str(error))
+    if options.share is None and options.side_by_side > 1:
+        shares = range(options.side_by_side)
+        command = [sys.executable, *sys.argv]
+        started = [subprocess.Popen([*command, "--share", str(k)], env=os.environ) for k in shares]
+        sys.exit(max(process.wait() for process in started))
+    left = [n for n in names if n not in done(options.out, options.epochs, options.seed)]
+    work(table, left[options.share or 0 :: options.side_by_side], options)
+
+
+if __name__ == "__main__":
+    main()
