@@ -25,8 +25,8 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            help="table1-fc100, table1-miniimagenet, table2-cub, ablation, linear, or a .toml "
-            "file with a table of your own."
+            help="table1-fc100, table1-miniimagenet, table2-cub, ablation, linear, batch-size, or "
+            "the .toml file of a table of your own."
         ),
     ],
     budget: Annotated[

@@ -100,13 +100,13 @@ class TestFamily:
 
 class TestMethod:
     def test_forward_is_the_weighted_sum_of_the_terms_of_the_embeddings(self) -> None:
-        method = tiny_method(weight=0.25)
+        method = tiny_method(weight=0.25, scale=2.0)
         view_a, view_b = views(batch=20)
         terms = method(view_a, view_b)
         invariance, redundancy = by_definition(method.embed(view_a), method.embed(view_b))
         assert terms["invariance"].item() == pytest.approx(invariance)
         assert terms["redundancy"].item() == pytest.approx(redundancy)
-        assert terms["loss"].item() == pytest.approx(invariance + 0.25 * redundancy)
+        assert terms["loss"].item() == pytest.approx(2 * invariance + 0.5 * redundancy)
 
     @pytest.mark.parametrize("layer", [0, 2, 4])
     def test_a_mixed_view_is_correlated_with_the_same_mixture(self, layer: int) -> None:
@@ -141,8 +141,12 @@ class TestMethod:
     def test_defaults_are_those_of_the_recipe(self) -> None:
         table = method_table("barlow-twins")
         assert table["method"]["name"] == "barlow-twins"
-        assert table["method"]["options"] == {"weight": tiny_method().weight, "mixup": "none"}
+        own = tiny_method()
+        expected = {"weight": own.weight, "scale": own.scale, "mixup": "none"}
+        assert table["method"]["options"] == expected
 
     def test_a_negative_weight_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"weight must not be negative, found -1\.0"):
             tiny_method(weight=-1.0)
+        with pytest.raises(UserError, match=r"scale must be positive, found 0\.0"):
+            tiny_method(scale=0.0)

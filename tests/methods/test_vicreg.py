@@ -78,7 +78,7 @@ class TestTerms:
 
 class TestMethod:
     def test_forward_is_algorithm_1(self) -> None:
-        method = tiny_method(invariance=3.0, variance=5.0, covariance=7.0)
+        method = tiny_method(invariance=3.0, variance=5.0, covariance=7.0, scale=0.5)
         view_a, view_b = views()
         terms = method(view_a, view_b)
         z_a, z_b = method.embed(view_a), method.embed(view_b)
@@ -88,12 +88,12 @@ class TestMethod:
         assert terms["variance"].item() == pytest.approx(variance_a + variance_b)
         assert terms["covariance"].item() == pytest.approx(covariance_a + covariance_b)
         assert terms["loss"].item() == pytest.approx(
-            3 * invariance + 5 * (variance_a + variance_b) + 7 * (covariance_a + covariance_b)
+            1.5 * invariance + 2.5 * (variance_a + variance_b) + 3.5 * (covariance_a + covariance_b)
         )
 
     def test_with_half_the_variance_weight_it_is_another_library_s_loss(self) -> None:
         """That of the authors' program, which takes the mean of the two variance terms."""
-        method = tiny_method(variance=12.5)
+        method = tiny_method(variance=12.5, scale=1.0)
         view_a, view_b = views()
         z_a, z_b = method.embed(view_a), method.embed(view_b)
         expected = VICRegLoss()(z_a, ref_emb=z_b)
@@ -134,6 +134,7 @@ class TestMethod:
         assert table["method"]["options"] == {
             **method.weights,
             "eps": method.eps,
+            "scale": method.scale,
             "mixup": "none",
         }
 
@@ -141,6 +142,8 @@ class TestMethod:
     def test_negative_weights_are_refused(self, name: str) -> None:
         with pytest.raises(UserError, match=rf"{name} must not be negative, found -1\.0"):
             tiny_method(**{name: -1.0})
+        with pytest.raises(UserError, match=r"scale must be positive, found 0\.0"):
+            tiny_method(scale=0.0)
 
     def test_eps_must_be_positive(self) -> None:
         with pytest.raises(UserError, match=r"eps must be positive, found 0\.0"):
@@ -150,7 +153,7 @@ class TestMethod:
 def test_of_standardised_embeddings_it_is_the_trace_with_a_decorrelation_of_both_views() -> None:
     """What docs/methods.md says: then no variance is missing, and Kγ = 2 ν/λ up to the bias."""
     batch = 6
-    method = tiny_method(standardize=True)
+    method = tiny_method(standardize=True, scale=1.0)
     terms = method(*views(batch))
     assert terms["variance"].item() == 0
     torch.manual_seed(0)

@@ -65,8 +65,8 @@ def cross_correlation_loss(
 class BarlowTwins(MixingMethod):
     """Σ (1 − C_kk)² + λ Σ_{k≠l} C_kl² with C the cross-correlation of two views.
 
-    It is Eq. 1 as it stands. The authors' program multiplies it by a further 0.024, which they
-    found to matter with their optimiser, LARS; here that is a matter of the learning rate.
+    It is Eq. 1 times ``scale``. The equation is a sum over dimensions, and LARS, for which it was
+    made, does not mind how large a loss is. SGD does: 1/K makes it a mean.
 
     What is mixed: the second view inside the network. It is correlated with the same mixture of the
     first view's embeddings, which is standardised like any embedding, so C can reach the identity.
@@ -75,6 +75,7 @@ class BarlowTwins(MixingMethod):
     ----------
     backbone, projector : as in `Method`.
     weight : λ of the redundancy reduction term.
+    scale : of the whole loss; 0.024 in the authors' program.
     mixing : options of `MixingMethod`.
     """
 
@@ -86,12 +87,16 @@ class BarlowTwins(MixingMethod):
         projector: nn.Module,
         *,
         weight: float = 0.005,
+        scale: float = 1 / 2048,
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
         if not weight >= 0:
             raise UserError(f"weight must not be negative, found {weight}")
+        if not scale > 0:
+            raise UserError(f"scale must be positive, found {scale}")
         self.weight = weight
+        self.scale = scale
 
     def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
         """Loss terms of a batch of positive pairs.
@@ -116,7 +121,7 @@ class BarlowTwins(MixingMethod):
     def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
         invariance, redundancy = cross_correlation_loss(mixed(exact(z_a), mix), z_b)
         return {
-            "loss": invariance + self.weight * redundancy,
+            "loss": self.scale * (invariance + self.weight * redundancy),
             "invariance": invariance,
             "redundancy": redundancy,
         }

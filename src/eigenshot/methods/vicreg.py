@@ -79,6 +79,8 @@ class VICReg(MixingMethod):
     backbone, projector : as in `Method`.
     invariance, variance, covariance : the weights λ, μ and ν of the terms.
     eps : what is added to a variance under the root.
+    scale : of the whole loss. LARS, for which the weights were made, does not mind how large a loss
+        is; SGD does, and 1/25 lets the invariance term count as it is.
     mixing : options of `MixingMethod`.
     """
 
@@ -93,6 +95,7 @@ class VICReg(MixingMethod):
         variance: float = 25.0,
         covariance: float = 1.0,
         eps: float = 1e-4,
+        scale: float = 0.04,
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
@@ -102,8 +105,11 @@ class VICReg(MixingMethod):
                 raise UserError(f"{name} must not be negative, found {weight}")
         if not eps > 0:
             raise UserError(f"eps must be positive, found {eps}")
+        if not scale > 0:
+            raise UserError(f"scale must be positive, found {scale}")
         self.weights = weights
         self.eps = eps
+        self.scale = scale
 
     def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
         """Loss terms of a batch of positive pairs.
@@ -134,4 +140,4 @@ class VICReg(MixingMethod):
             "covariance": covariance_loss(z_a) + covariance_loss(z_b),
         }
         weighted = [self.weights[name] * term for name, term in terms.items()]
-        return {"loss": torch.stack(weighted).sum(), **terms}
+        return {"loss": self.scale * torch.stack(weighted).sum(), **terms}
