@@ -6,7 +6,7 @@ A TOML file names the recipe, the settings that all runs share (``[base]``) and 
 Each run is trained on the train classes and scored on the validation classes only, by few-shot
 accuracy under several transforms of the features and strengths C; the test classes are not looked
 at. One line of JSON a run is added to ``--out``; a variation that has a line for these epochs and
-this seed is not run again.
+this seed, and the same settings, is not run again.
 
 Several runs side by side share one GPU; under NVIDIA's multi-process service they take the time of
 fewer. A run that would not end within ``--minutes``, going by the slowest so far, is not begun.
@@ -101,6 +101,7 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
     final = run.summary["final"]
     return {
         "name": name,
+        "base": flatten(table.get("base", {})),
         "settings": flatten(table["variations"][name]),
         "epochs": options.epochs,
         "seed": options.seed,
@@ -112,12 +113,20 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
     }
 
 
-def done(file: Path, epochs: int, seed: int) -> set[str]:
-    """The variations that have a line."""
-    if not file.exists():
+def done(table: dict[str, Any], options: argparse.Namespace) -> set[str]:
+    """The variations that have a line, with the settings that they have now."""
+    if not options.out.exists():
         return set()
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return {r["name"] for r in lines if (r["epochs"], r.get("seed", 0)) == (epochs, seed)}
+    lines = [json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]
+    known = table["variations"]
+    return {
+        line["name"]
+        for line in lines
+        if (line["epochs"], line["seed"]) == (options.epochs, options.seed)
+        and line["name"] in known
+        and line["settings"] == flatten(known[line["name"]])
+        and line["base"] == flatten(table.get("base", {}))
+    }
 
 
 def work(table: dict[str, Any], names: list[str], options: argparse.Namespace) -> None:
@@ -149,7 +158,7 @@ def main() -> None:
     parser.add_argument("--share", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     table = tomllib.loads(options.table.read_text(encoding="utf-8"))
-    options.out = options.out or Path("results") / table["data"] / "tuning.jsonl"
+    options.out = options.out or Path("results") / table["data"] / f"{options.table.stem}.jsonl"
     options.out.parent.mkdir(parents=True, exist_ok=True)
     names = options.only or list(table["variations"])
     try:
@@ -164,7 +173,7 @@ def main() -> None:
         command = [sys.executable, *sys.argv]
         started = [subprocess.Popen([*command, "--share", str(k)], env=os.environ) for k in shares]
         sys.exit(max(process.wait() for process in started))
-    left = [n for n in names if n not in done(options.out, options.epochs, options.seed)]
+    left = [name for name in names if name not in done(table, options)]
     work(table, left[options.share or 0 :: options.side_by_side], options)
 
 

@@ -148,5 +148,11 @@ class TestMethod:
     def test_a_negative_weight_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"weight must not be negative, found -1\.0"):
             tiny_method(weight=-1.0)
-        with pytest.raises(UserError, match=r"scale must be positive, found 0\.0"):
-            tiny_method(scale=0.0)
+        with pytest.raises(UserError, match=r"scale must be positive, or 0 for 1/K, found -1\.0"):
+            tiny_method(scale=-1.0)
+
+    def test_without_a_scale_the_sum_over_dimensions_is_a_mean(self) -> None:
+        view_a, view_b = views(batch=20)
+        mean, total = (tiny_method(scale=scale)(view_a, view_b)["loss"] for scale in (0.0, 1.0))
+        length = tiny_method().embed(view_a).shape[1]
+        torch.testing.assert_close(mean * length, total)

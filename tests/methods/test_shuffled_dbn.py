@@ -22,7 +22,7 @@ def tiny_method(**options: float | str) -> ShuffledDBN:
     torch.manual_seed(0)
     backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
     projector = Projector(8, layers=2, width=12, out_features=DIMENSIONS, standardize=False)
-    options = {"group_size": 3, "ridge": 1e-9, **options}
+    options = {"group_size": 3, "ridge": 1e-9, "scale": 1.0, **options}
     return ShuffledDBN(backbone, projector, **options).double()  # type: ignore[arg-type]
 
 
@@ -94,6 +94,12 @@ class TestMethod:
         expected = ((white_a - white_b) ** 2).sum(axis=1).mean()
         assert method(view_a, view_b, drawn)["loss"].item() == pytest.approx(expected, rel=1e-4)
 
+    @pytest.mark.parametrize(("batch", "size"), [(20, 6), (12, 6), (8, 4), (40, 12)])
+    def test_by_default_a_group_is_half_the_batch(self, batch: int, size: int) -> None:
+        drawn = Shuffle(orders())
+        found = tiny_method(group_size=0)(*views(batch), drawn)
+        torch.testing.assert_close(found, tiny_method(group_size=size)(*views(batch), drawn))
+
     def test_without_orders_neighbouring_dimensions_are_a_group(self) -> None:
         method = tiny_method()
         plain = torch.arange(DIMENSIONS).expand(2, -1)
@@ -140,12 +146,15 @@ class TestMethod:
         projector = Projector(64, layers=1, out_features=table["projector"]["out"])
         method = ShuffledDBN(create_backbone("conv4", in_channels=1), projector)
         names = ("group_size", "ridge", "mixup")
-        assert table["method"]["options"] == {name: getattr(method, name) for name in names}
+        own = {name: getattr(method, name) for name in names}
+        assert table["method"]["options"] == {**own, "scale": 0.0}
+        assert method.scale == 1 / table["projector"]["out"]
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"group_size": 0}, "group_size must be at least 1, found 0"),
+            ({"group_size": -1}, "group_size must be positive, or 0 for a default, found -1"),
+            ({"scale": -1.0}, r"scale must be positive, or 0 for 1/K, found -1\.0"),
             ({"group_size": 5}, "group_size must divide the 12 dimensions .* found 5"),
             ({"ridge": 0.0}, r"ridge must be positive, found 0\.0"),
         ],

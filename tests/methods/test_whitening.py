@@ -119,3 +119,14 @@ class TestInverseSquareRoot:
         assert newton_schulz_steps(16, 1e-5) == 24
         assert newton_schulz_steps(16, 1e-7) > newton_schulz_steps(16, 1e-5)
         assert newton_schulz_steps(64, 1e-5) > newton_schulz_steps(16, 1e-5)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
+def test_float32_embeddings_near_a_line_are_whitened_without_an_error(noise: float) -> None:
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        line = torch.randn(128, 1, generator=generator) @ torch.randn(1, 64, generator=generator)
+        x = line + noise * torch.randn(128, 64, generator=generator)
+        white = cholesky_whitened(x, 1e-6)
+        assert white.dtype == torch.float32
+        assert bool(torch.isfinite(white).all())

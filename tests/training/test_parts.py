@@ -112,11 +112,18 @@ class TestDiagnostics:
     def test_healthy_collapsed_and_vanished(self) -> None:
         z = torch.randn(200, 30, generator=torch.Generator().manual_seed(0))
         healthy = diagnose(z, z)
-        assert healthy.collapse is None
+        assert healthy.collapse(standardised=True) is None
         assert healthy.alignment == 0.0
         line = torch.randn(200, 1) @ torch.randn(1, 30)
-        assert "effective rank 1.00" in str(diagnose(line, line).collapse)
-        assert "deviation" in str(diagnose(0.01 * z, 0.01 * z).collapse)
+        found = diagnose(line, line).collapse(standardised=False)
+        assert "effective rank 1.00" in str(found)
+        small = diagnose(0.01 * z, 0.01 * z)
+        assert "deviation 0.010" in str(small.collapse(standardised=True))
+        assert small.collapse(standardised=False) is None, "short embeddings may be healthy"
+        point = 0.01 * z + 1
+        assert "deviation 0.010" in str(diagnose(point, point).collapse(standardised=False)) or (
+            "effective rank" in str(diagnose(point, point).collapse(standardised=False))
+        )
 
     def test_alignment_of_independent_views_on_the_sphere_is_two(self) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from eigenshot.collective import batch_mean, gather_rows, sum_over_ranks, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
-from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.methods.mixing import Mix, MixingOptions, mixed
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.networks import Backbone
 
 # Far below any real variance, as in `eigenshot.networks.projector.Standardize`.
@@ -62,11 +63,11 @@ def cross_correlation_loss(
         return invariance, frobenius - diagonal.square().sum()
 
 
-class BarlowTwins(MixingMethod):
+class BarlowTwins(PairMethod):
     """Σ (1 − C_kk)² + λ Σ_{k≠l} C_kl² with C the cross-correlation of two views.
 
-    It is Eq. 1 times ``scale``. The equation is a sum over dimensions, and LARS, for which it was
-    made, does not mind how large a loss is. SGD does: 1/K makes it a mean.
+    It is Eq. 1 times ``scale``. The equation is a sum over dimensions, made for an optimiser that
+    sets the length of each layer's step by itself (LARS). SGD does not, and wants a mean.
 
     What is mixed: the second view inside the network. It is correlated with the same mixture of the
     first view's embeddings, which is standardised like any embedding, so C can reach the identity.
@@ -75,7 +76,7 @@ class BarlowTwins(MixingMethod):
     ----------
     backbone, projector : as in `Method`.
     weight : λ of the redundancy reduction term.
-    scale : of the whole loss; 0.024 in the authors' program.
+    scale : of the whole loss; 0 for 1/K. The authors' program has 0.024 for K = 8192.
     mixing : options of `MixingMethod`.
     """
 
@@ -87,41 +88,22 @@ class BarlowTwins(MixingMethod):
         projector: nn.Module,
         *,
         weight: float = 0.005,
-        scale: float = 1 / 2048,
+        scale: float = 0.0,
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
         if not weight >= 0:
             raise UserError(f"weight must not be negative, found {weight}")
-        if not scale > 0:
-            raise UserError(f"scale must be positive, found {scale}")
+        if not scale >= 0:
+            raise UserError(f"scale must be positive, or 0 for 1/K, found {scale}")
         self.weight = weight
         self.scale = scale
 
-    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
-        """Loss terms of a batch of positive pairs.
-
-        Parameters
-        ----------
-        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
-        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
-
-        Returns
-        -------
-        ``{"loss", "invariance", "redundancy"}``, scalars of the global batch.
-        """
-        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
-
-    def objective(
-        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
-    ) -> dict[str, Tensor]:
-        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
-        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
-
-    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+    def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        """``{"loss", "invariance", "redundancy"}`` of the global batch, as of `PairMethod`."""
         invariance, redundancy = cross_correlation_loss(mixed(exact(z_a), mix), z_b)
         return {
-            "loss": self.scale * (invariance + self.weight * redundancy),
+            "loss": (self.scale or 1 / z_a.shape[1]) * (invariance + self.weight * redundancy),
             "invariance": invariance,
             "redundancy": redundancy,
         }

@@ -51,6 +51,8 @@ class Method(nn.Module):
     """
 
     capturable: ClassVar[bool] = False
+    # What a person is told whose embedding has collapsed.
+    against_collapse: ClassVar[str] = "a lower learning rate usually helps"
 
     def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
         super().__init__()
@@ -89,6 +91,11 @@ class Method(nn.Module):
         """Embeddings of one view from its rows of `represent`, ``(batch, K)`` to the same shape."""
         _, last = _split(self.projector)
         return rows if last is None else last(rows)
+
+    @property
+    def standardises(self) -> bool:
+        """Whether embeddings have unit variance in every dimension."""
+        return _split(self.projector)[1] is not None
 
     def objective(
         self, rows_a: Tensor, rows_b: Tensor, drawn: Any | None = None

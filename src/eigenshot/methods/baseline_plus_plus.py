@@ -30,7 +30,8 @@ class CosineClassifier(nn.Module):
     in_features : the length K of a feature.
     classes : the number of class vectors.
     scale : what all cosines are multiplied with.
-    learned_norm : whether there are factors g_c, 1 at the start; without them all are 1.
+    learned_norm : whether there are factors g_c, at the start the length of the class vector;
+        without them all are 1.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class CosineClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.scale = scale
-        self.weight = nn.Parameter(normalize(torch.randn(classes, in_features), dim=1))
-        self.norm = nn.Parameter(torch.ones(classes)) if learned_norm else None
+        weight = nn.Linear(in_features, classes, bias=False).weight.detach()
+        self.weight = nn.Parameter(weight.clone())
+        self.norm = nn.Parameter(weight.norm(dim=1)) if learned_norm else None
 
     def forward(self, x: Tensor) -> Tensor:
         """``(batch, K)`` to ``(batch, classes)``, in float32 at least."""

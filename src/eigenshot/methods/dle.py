@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from eigenshot.collective import gather_rows, sum_over_ranks, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
-from eigenshot.methods.mixing import Coefficients, Mix, MixingMethod, Mixup
+from eigenshot.methods.mixing import Coefficients, Mix, Mixup
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.networks import Backbone
 
 Reduction = Literal["mean", "sum"]
@@ -70,7 +71,7 @@ def decorrelation_loss(z: Tensor, route: Literal["auto", "covariance", "gram"] =
         return frobenius - diagonal
 
 
-class DeepLaplacianEigenmapsMethod(MixingMethod):
+class DeepLaplacianEigenmapsMethod(PairMethod):
     """The objective of the paper, L_trace + γ L_const, with interpolation (Algorithm 1).
 
     Parameters
@@ -88,6 +89,7 @@ class DeepLaplacianEigenmapsMethod(MixingMethod):
     """
 
     capturable = True
+    against_collapse = "a larger gamma or a lower learning rate usually helps"
 
     def __init__(
         self,
@@ -129,30 +131,11 @@ class DeepLaplacianEigenmapsMethod(MixingMethod):
         # The sum over dimensions is K times the mean, and so is the γ that balances it.
         return self.k_gamma / dimensions if self.reduction == "mean" else self.k_gamma
 
-    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
-        """Loss terms of a batch of positive pairs.
+    def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        """``{"loss", "trace", "decorrelation"}``, as of `PairMethod`.
 
-        Parameters
-        ----------
-        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
-        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
-
-        Returns
-        -------
-        ``{"loss", "trace", "decorrelation"}``, scalars. Where several processes train together,
-        ``trace`` is this rank's share and ``decorrelation`` is global, so the mean of ``loss`` over
-        ranks is the loss of the global batch.
+        Of several processes ``trace`` is this rank's share and ``decorrelation`` is global.
         """
-        # The same as objective(*represent(…)), with the projector in one piece, as it is compiled.
-        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
-
-    def objective(
-        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
-    ) -> dict[str, Tensor]:
-        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
-        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
-
-    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
         trace = trace_loss(self._target(z_a, mix), z_b, self.reduction)
         if self.decorrelate == "none":
             return {

@@ -48,6 +48,10 @@ class Mix:
         """λ x + (1 − λ) x[permutation], for x of shape ``(batch, …)``."""
         return torch.lerp(x[self.permutation], x, self.weight(x))
 
+    def of_losses(self, own: Tensor, partner: Tensor) -> Tensor:
+        """λ own + (1 − λ) partner: losses, ``(batch,)``, against an image and its partner."""
+        return torch.lerp(partner, own, self.weight(own))
+
     def weight(self, x: Tensor) -> Tensor:
         """λ in the type of ``x``, ``(batch, …)``, and of a shape that multiplies it."""
         coefficient = self.coefficient.to(x.dtype)

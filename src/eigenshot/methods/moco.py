@@ -54,7 +54,7 @@ def queue_contrast_loss(
         own = against(keys)
         if mix is None:
             return own.mean()
-        return torch.lerp(against(keys[mix.permutation]), own, mix.weight(own)).mean()
+        return mix.of_losses(own, against(keys[mix.permutation])).mean()
 
 
 class MoCo(MomentumMethod):

@@ -17,7 +17,8 @@ from eigenshot.errors import UserError
 from eigenshot.methods.base import Interpolation, exact
 from eigenshot.methods.dle import trace_loss
 from eigenshot.methods.heads import embedding_length
-from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.methods.mixing import Mix, MixingOptions, mixed
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.methods.whitening import inverse_square_root, ridged
 from eigenshot.networks import Backbone
 
@@ -78,7 +79,7 @@ def decorrelated(z: Tensor, order: Tensor, group_size: int, ridge: float) -> Ten
         return torch.zeros_like(shuffled).index_copy(1, order, shuffled)
 
 
-class ShuffledDBN(MixingMethod):
+class ShuffledDBN(PairMethod):
     """The squared distance of two views whose embeddings are white in groups of dimensions.
 
     Which dimensions make a group is drawn anew at every step and for each view, so that in the long
@@ -95,8 +96,10 @@ class ShuffledDBN(MixingMethod):
     backbone, projector : as in `Method`. The projector knows the length of an embedding as
         ``out_features``.
     group_size : the number of dimensions that are whitened together; it divides the length of an
-        embedding. A shorter embedding is one group.
+        embedding. A shorter embedding is one group. 0 for half the batch, as in the authors'
+        program, or the next smaller number that divides the length.
     ridge : what is added to every variance before the root is taken, as a share of their mean.
+    scale : of the loss, which is a sum over dimensions; 0 for 1/K, the mean, as SGD wants it.
     mixing : options of `MixingMethod`.
     """
 
@@ -107,23 +110,27 @@ class ShuffledDBN(MixingMethod):
         backbone: Backbone,
         projector: nn.Module,
         *,
-        group_size: int = 16,
+        group_size: int = 0,
         ridge: float = 1e-5,
+        scale: float = 0.0,
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
-        if group_size < 1:
-            raise UserError(f"group_size must be at least 1, found {group_size}")
+        if group_size < 0:
+            raise UserError(f"group_size must be positive, or 0 for a default, found {group_size}")
+        if not scale >= 0:
+            raise UserError(f"scale must be positive, or 0 for 1/K, found {scale}")
         if not ridge > 0:
             raise UserError(f"ridge must be positive, found {ridge}")
         self.dimensions = embedding_length(projector)
         self.group_size = min(group_size, self.dimensions)
-        if self.dimensions % self.group_size:
+        if self.group_size and self.dimensions % self.group_size:
             raise UserError(
                 f"group_size must divide the {self.dimensions} dimensions of an embedding, "
                 f"found {group_size}"
             )
         self.ridge = ridge
+        self.scale = scale or 1 / self.dimensions
 
     def draw(  # type: ignore[override]
         self, batch_size: int, generator: np.random.Generator, blocks: int = 1
@@ -146,38 +153,25 @@ class ShuffledDBN(MixingMethod):
         """As of `Method`; an order of dimensions is no interpolation."""
         return super().embed_pair(view_a, view_b, None if isinstance(mix, Shuffle) else mix)
 
-    def forward(
-        self, view_a: Tensor, view_b: Tensor, drawn: Shuffle | Mix | None = None
-    ) -> dict[str, Tensor]:
-        """Loss of a batch of positive pairs.
+    def terms(self, z_a: Tensor, z_b: Tensor, drawn: Shuffle | Mix | None) -> dict[str, Tensor]:
+        """``{"loss"}``, as of `PairMethod`, this rank's share.
 
-        Parameters
-        ----------
-        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
-        drawn : the orders of dimensions, and the interpolation of `view_b` if there is one. Without
-            orders neighbouring dimensions are a group.
-
-        Returns
-        -------
-        ``{"loss"}``, a scalar. Where several processes train together it is this rank's share,
-        whose mean over ranks is the loss of the global batch.
+        ``drawn`` has the orders of dimensions, and the mix if there is one. Without orders
+        neighbouring dimensions are a group.
         """
-        return self._terms(*self.embed_pair(view_a, view_b, drawn), drawn)
-
-    def objective(
-        self, rows_a: Tensor, rows_b: Tensor, drawn: Shuffle | Mix | None = None
-    ) -> dict[str, Tensor]:
-        """The loss, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
-        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
-
-    def _terms(self, z_a: Tensor, z_b: Tensor, drawn: Shuffle | Mix | None) -> dict[str, Tensor]:
         if isinstance(drawn, Shuffle | ShuffledMix):
             orders = drawn.orders
         else:
             orders = torch.arange(self.dimensions, device=z_a.device).expand(2, -1)
+        group_size = self.group_size or _divisor(self.dimensions, len(z_a) * world_size() // 2)
         white_a, white_b = (
-            decorrelated(z, order, self.group_size, self.ridge)
+            decorrelated(z, order, group_size, self.ridge)
             for z, order in zip((z_a, z_b), orders, strict=True)
         )
         mix = drawn if isinstance(drawn, Mix) else None
-        return {"loss": trace_loss(mixed(white_a, mix), white_b, "sum")}
+        return {"loss": self.scale * trace_loss(mixed(white_a, mix), white_b, "sum")}
+
+
+def _divisor(number: int, limit: int) -> int:
+    """The largest divisor of ``number`` that is at most ``limit``, and at least 1."""
+    return max(d for d in range(1, max(1, min(number, limit)) + 1) if number % d == 0)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from eigenshot.collective import gather_rows, rank, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.heads import unit
-from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.methods.mixing import Mix, MixingOptions, mixed
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.networks import Backbone
 
 
@@ -58,7 +59,7 @@ def nt_xent_loss(
         return ((mixed(norm_a, mix) + norm_b) / 2 - positive).mean()
 
 
-class SimCLR(MixingMethod):
+class SimCLR(PairMethod):
     """Contrast of the two views of every image with all other views of the batch.
 
     Mixed is the second view. It is paired with both of its images, with λ of the one and 1 − λ of
@@ -86,28 +87,11 @@ class SimCLR(MixingMethod):
             raise UserError(f"temperature must be positive, found {temperature}")
         self.temperature = temperature
 
-    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
-        """Loss terms of a batch of positive pairs.
+    def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        """``{"loss", "similarity"}``, as of `PairMethod`, this rank's shares.
 
-        Parameters
-        ----------
-        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
-        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
-
-        Returns
-        -------
-        ``{"loss", "similarity"}``, scalars; the second is the mean cosine of positive pairs. Where
-        several processes train together, both are this rank's share.
+        The second is the mean cosine of positive pairs.
         """
-        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
-
-    def objective(
-        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
-    ) -> dict[str, Tensor]:
-        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
-        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
-
-    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
         return {
             "loss": nt_xent_loss(z_a, z_b, self.temperature, mix),
             "similarity": _mean_similarity(z_a, z_b, mix),

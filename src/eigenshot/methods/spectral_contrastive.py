@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from eigenshot.collective import gather_rows, sum_over_ranks, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
-from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.methods.mixing import Mix, MixingOptions, mixed
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.networks import Backbone
 
 
@@ -96,10 +97,10 @@ def _dependent_pairs(z_a: Tensor, z_b: Tensor, mix: Mix | None) -> Tensor:
     if mix is None:
         return own
     partner = (z_a[mix.permutation] * z_b).sum(dim=1).square()
-    return torch.lerp(partner, own, mix.weight(own))
+    return mix.of_losses(own, partner)
 
 
-class SpectralContrastive(MixingMethod):
+class SpectralContrastive(PairMethod):
     """Factorisation of the graph of positive pairs, −2 E[z·z⁺] + E[(z·z')²].
 
     Mixed is the second view. It attracts the same mixture of the first view's embeddings, and is
@@ -127,29 +128,11 @@ class SpectralContrastive(MixingMethod):
             raise UserError(f"mu must be positive, found {mu}")
         self.mu = mu
 
-    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
-        """Loss terms of a batch of positive pairs.
+    def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        """``{"loss", "attraction", "repulsion"}``, as of `PairMethod`.
 
-        Parameters
-        ----------
-        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
-        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
-
-        Returns
-        -------
-        ``{"loss", "attraction", "repulsion"}``, scalars. Where several processes train together,
-        ``attraction`` is this rank's share and ``repulsion`` is global, so the mean of ``loss``
-        over ranks is the loss of the global batch.
+        Of several processes ``attraction`` is this rank's share and ``repulsion`` is global.
         """
-        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
-
-    def objective(
-        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
-    ) -> dict[str, Tensor]:
-        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
-        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
-
-    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
         z_a, z_b = within_ball(z_a, self.mu), within_ball(z_b, self.mu)
         attraction = attraction_loss(z_a, z_b, mix)
         repulsion = repulsion_loss(z_a, z_b, mix)

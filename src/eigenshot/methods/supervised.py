@@ -72,7 +72,7 @@ def classification_loss(logits: Tensor, labels: Tensor, mix: Mix | None = None) 
         if mix is None:
             return own.mean()
         partners = cross_entropy(logits, labels[mix.permutation], reduction="none")
-        return torch.lerp(partners, own, mix.weight(own)).mean()
+        return mix.of_losses(own, partners).mean()
 
 
 class SupervisedMethod(MixingMethod):

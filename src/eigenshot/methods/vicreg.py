@@ -15,7 +15,8 @@ from eigenshot.collective import batch_mean, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
 from eigenshot.methods.dle import decorrelation_loss, trace_loss
-from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.methods.mixing import Mix, MixingOptions, mixed
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.networks import Backbone
 
 
@@ -63,7 +64,7 @@ def _samples(z: Tensor) -> int:
     return samples
 
 
-class VICReg(MixingMethod):
+class VICReg(PairMethod):
     """Weighted sum of an invariance, a variance and a covariance term (Eq. 6).
 
     The terms are those of the paper's Algorithm 1: the invariance is a mean over batch and
@@ -79,8 +80,8 @@ class VICReg(MixingMethod):
     backbone, projector : as in `Method`.
     invariance, variance, covariance : the weights λ, μ and ν of the terms.
     eps : what is added to a variance under the root.
-    scale : of the whole loss. LARS, for which the weights were made, does not mind how large a loss
-        is; SGD does, and 1/25 lets the invariance term count as it is.
+    scale : of the whole loss. The weights were made for an optimiser that sets the length of each
+        layer's step by itself (LARS); with SGD 1/25 lets the invariance term count as it is.
     mixing : options of `MixingMethod`.
     """
 
@@ -111,29 +112,11 @@ class VICReg(MixingMethod):
         self.eps = eps
         self.scale = scale
 
-    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
-        """Loss terms of a batch of positive pairs.
+    def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        """``{"loss", "invariance", "variance", "covariance"}``, as of `PairMethod`.
 
-        Parameters
-        ----------
-        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
-        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
-
-        Returns
-        -------
-        ``{"loss", "invariance", "variance", "covariance"}``, scalars, the latter three without
-        weights. Where several processes train together, ``invariance`` is this rank's share and the
-        others are global, so the mean of ``loss`` over ranks is the loss of the global batch.
+        Of several processes ``invariance`` is this rank's share and the other two are global.
         """
-        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
-
-    def objective(
-        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
-    ) -> dict[str, Tensor]:
-        """Loss terms, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
-        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
-
-    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
         terms = {
             "invariance": trace_loss(mixed(exact(z_a), mix), z_b),
             "variance": variance_loss(z_a, self.eps) + variance_loss(z_b, self.eps),

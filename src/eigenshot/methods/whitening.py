@@ -31,13 +31,14 @@ def cholesky_whitened(x: Tensor, ridge: float) -> Tensor:
 
     The covariance is the unbiased one, and the rows are all the samples there are.
     """
-    centred = x - x.mean(dim=0)
+    # A check of the outcome would wait for the device. In float64 rounding is far below the ridge,
+    # so the factor exists; in float32 it would not for embeddings that lie near a line.
+    wide = x if x.device.type == "mps" else x.double()
+    centred = wide - wide.mean(dim=0)
     covariance = centred.T @ centred / (len(x) - 1)
-    # A check of the outcome would wait for the device. With more samples than dimensions and a
-    # ridge the factor exists.
     factor, _ = torch.linalg.cholesky_ex(ridged(covariance, ridge))
     whitened: Tensor = torch.linalg.solve_triangular(factor, centred.T, upper=False).T
-    return whitened
+    return whitened.to(x.dtype)
 
 
 def inverse_square_root(matrices: Tensor, ridge: float) -> Tensor:

@@ -15,7 +15,8 @@ from torch.nn.functional import cosine_similarity
 from eigenshot.collective import gather_rows, rank, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
-from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
+from eigenshot.methods.mixing import Mix, MixingOptions, mixed
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.methods.whitening import cholesky_whitened
 from eigenshot.networks import Backbone
 
@@ -57,10 +58,11 @@ def _order(samples: int, partition: int, device: torch.device) -> Tensor:
     return (multiples.square() % _PRIME).argsort()
 
 
-class WMSE(MixingMethod):
+class WMSE(PairMethod):
     """The squared distance of unit vectors, 2 − 2 cos, of whitened views (Eq. 5, Eq. 6).
 
-    Where several processes train together, sub-batches are formed of all ranks' samples.
+    Where several processes train together, sub-batches are formed of all ranks' samples. `embed`,
+    which diagnostics look at, is the projector's output before it is whitened.
 
     What is mixed: the second view inside the network. Once white, it is compared with the same
     mixture of the first view's white embeddings.
@@ -98,28 +100,8 @@ class WMSE(MixingMethod):
         self.iterations = iterations
         self.ridge = ridge
 
-    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
-        """Loss of a batch of positive pairs.
-
-        Parameters
-        ----------
-        view_a, view_b : ``(batch, C, H, W)``, two views of the same images.
-        mix : the interpolation of `view_b`; without it the pairs are compared unmixed.
-
-        Returns
-        -------
-        ``{"loss"}``, a scalar. Where several processes train together it is this rank's share,
-        whose mean over ranks is the loss of the global batch.
-        """
-        return self._terms(*self.embed_pair(view_a, view_b, mix), mix)
-
-    def objective(
-        self, rows_a: Tensor, rows_b: Tensor, drawn: Mix | None = None
-    ) -> dict[str, Tensor]:
-        """The loss, as of `forward`, from the rows of `represent`, each ``(batch, K)``."""
-        return self._terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
-
-    def _terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+    def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:
+        """``{"loss"}``, as of `PairMethod`, this rank's share."""
         with torch.autocast(device_type=z_a.device.type, enabled=False):
             z_a, z_b = gather_rows(exact(z_a)), gather_rows(exact(z_b))
             losses = []

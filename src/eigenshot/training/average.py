@@ -36,10 +36,18 @@ class WeightAverage(nn.Module):
         self.steps += 1  # on the host, so that nothing waits for the device
         steps = int(self.steps)
         kept = min(self.decay, steps / (steps + 10))
-        own, new = self.backbone.state_dict(), backbone.state_dict()
-        floating = [name for name, value in own.items() if value.is_floating_point()]
-        torch._foreach_lerp_(
-            [own[name] for name in floating], [new[name] for name in floating], 1 - kept
-        )
-        for name in own.keys() - set(floating):  # counts
-            own[name].copy_(new[name])
+        pairs = [
+            (own, new)
+            for mine, theirs in zip(self.backbone.modules(), backbone.modules(), strict=True)
+            for holder, other in (
+                (mine._parameters, theirs._parameters),
+                (mine._buffers, theirs._buffers),
+            )
+            for own, new in zip(holder.values(), other.values(), strict=True)
+            if own is not None and new is not None
+        ]
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        torch._foreach_lerp_([own for own, _ in floating], [new for _, new in floating], 1 - kept)
+        for own, new in pairs:
+            if not own.is_floating_point():  # counts
+                own.copy_(new)

@@ -18,25 +18,31 @@ COLLAPSED_STD = 0.05
 class Diagnostics:
     """Health of an embedding.
 
-    ``std_mean`` and ``std_min`` are over dimensions, 1 when standardised; ``effective_rank`` is
-    the exponential of the entropy of the normalised singular values (RankMe); ``alignment`` is the
-    mean squared distance of the two views on the unit sphere; ``uniformity`` is the logarithm of
-    the mean Gaussian potential of pairs there, lower being more spread out.
+    ``std_mean`` and ``std_min`` are over dimensions, 1 when standardised; ``std_share`` is the mean
+    as a share of the entries' root mean square, 0 when all embeddings are one; ``effective_rank``
+    is the exponential of the entropy of the normalised singular values (RankMe); ``alignment`` is
+    the mean squared distance of the two views on the unit sphere; ``uniformity`` is the logarithm
+    of the mean Gaussian potential of pairs there, lower being more spread out.
     """
 
     std_mean: float
     std_min: float
+    std_share: float
     effective_rank: float
     alignment: float
     uniformity: float
 
-    @property
-    def collapse(self) -> str | None:
-        """What says that the embedding has collapsed, or None."""
+    def collapse(self, *, standardised: bool) -> str | None:
+        """What says that the embedding has collapsed, or None.
+
+        Most methods do not mind how long embeddings are; but what is ``standardised`` and has no
+        unit variance has lost it to the eps of its own normalisation.
+        """
         if self.effective_rank < COLLAPSED_RANK:
             return f"effective rank {self.effective_rank:.2f} is below {COLLAPSED_RANK:g}"
-        if self.std_mean < COLLAPSED_STD:
-            return f"mean deviation {self.std_mean:.3f} of a dimension is below {COLLAPSED_STD:g}"
+        deviation = min(self.std_mean, self.std_share) if standardised else self.std_share
+        if deviation < COLLAPSED_STD:
+            return f"mean deviation {deviation:.3f} of a dimension is below {COLLAPSED_STD:g}"
         return None
 
     def as_metrics(self) -> dict[str, float]:
@@ -55,6 +61,7 @@ def diagnose(z_a: Tensor, z_b: Tensor) -> Diagnostics:
     return Diagnostics(
         std_mean=float(deviation.mean()),
         std_min=float(deviation.min()),
+        std_share=float(deviation.mean() / z_a.square().mean().sqrt().clamp_min(1e-30)),
         effective_rank=effective_rank(z_a),
         alignment=float((unit_a - unit_b).square().sum(dim=1).mean()),
         uniformity=uniformity(unit_a),

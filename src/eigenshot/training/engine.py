@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,18 @@ _COMPILED_GAIN = 0.28
 _COMPILE_SECONDS = 40.0
 
 # What runs in a graph if a step does, or decides which graph runs.
-_FORWARD_PASS = ("forward", "draw", "objective", "represent", "standardised", "embed", "embed_pair")
+_FORWARD_PASS = (
+    "forward",
+    "draw",
+    "terms",
+    "objective",
+    "represent",
+    "standardised",
+    "embed",
+    "embed_pair",
+    "embed_target",
+    "embed_target_pair",
+)
 
 
 def create_optimizer(
@@ -110,12 +122,13 @@ def compile_if_worthwhile(parts: Parts, steps: int, reporter: Reporter) -> None:
     because = "as asked"
     if asked == "auto":
         gain = seconds_a_step(parts) * steps * _COMPILED_GAIN
-        if gain < _COMPILE_SECONDS:
-            reporter.note(
-                f"not compiled: it would save about {gain:.0f} s and take {_COMPILE_SECONDS:.0f} s"
-            )
+        sizes = {side for _, _, side in _stretches(parts, first=parts.total_steps - steps)}
+        price = _COMPILE_SECONDS * max(1, len(sizes))  # every size is compiled for by itself
+        if gain < price:
+            reporter.note(f"not compiled: it would save about {gain:.0f} s and take {price:.0f} s")
             return
-        because = f"about {_COMPILE_SECONDS:.0f} s now for {gain:.0f} s later"
+        when = "now" if len(sizes) == 1 else f"for {len(sizes)} sizes of views"
+        because = f"about {price:.0f} s {when} for {gain:.0f} s later"
     reporter.note(f"the first steps compile the network: {because}")
     parts.programs = compile_parts(parts.method, parts.views)
     # Two views in one pass pay with compiled kernels only: without, halves are copied about.
@@ -148,20 +161,46 @@ def compile_parts(method: nn.Module, views: nn.Module) -> Programs:
 
 
 def seconds_a_step(parts: Parts) -> float:
-    """Time that a step takes, from a few on a copy of the network; measured once."""
+    """Mean time of the run's steps, from a few on a copy of the network; measured once.
+
+    Where views grow, steps of every size are tried, and count for as long as it lasts.
+    """
     if parts.seconds_a_step is None:
         parts.seconds_a_step = _measure(parts)
     return parts.seconds_a_step
 
 
 def _measure(parts: Parts) -> float:
-    trial = dataclasses.replace(parts, method=copy.deepcopy(parts.method))
+    # Copies of all that a step changes: weights, and the size of the views.
+    trial = dataclasses.replace(
+        parts, method=copy.deepcopy(parts.method), views=copy.deepcopy(parts.views)
+    )
     optimizer = create_optimizer(trial.method, parts.config.optimizer, parts.fabric.device)
     step = create_step(trial, optimizer, Meter(), Reporter())
+    by_side: dict[int, float] = {}
+    seconds = 0.0
+    for begin, end, side in _stretches(parts):
+        if side not in by_side:
+            by_side[side] = _seconds_at(step, begin, parts)
+        seconds += by_side[side] * (end - begin)
+    return seconds / parts.total_steps
+
+
+def _seconds_at(step: EagerStep, number: int, parts: Parts) -> float:
+    """Seconds that step ``number`` takes once what is made for its size is there."""
     batch = int(parts.config.training.batch_size) // world_size()
     moments = []
     for _ in range(4):
         moments.append(device_time(parts.fabric.device))
-        step(0, np.arange(batch), 0.0)  # the same step again, so that one graph serves
+        step(number, np.arange(batch), 0.0)  # the same step again, so that one graph serves
     moments.append(device_time(parts.fabric.device))
     return float(min(np.diff(moments)[1:]))  # the first step also allocates
+
+
+def _stretches(parts: Parts, *, first: int = 0) -> list[tuple[int, int, int]]:
+    """From which step to before which views have which side, from step ``first`` to the end."""
+    total = parts.total_steps
+    changes = {math.ceil(share * total) for share, _ in parts.config.training.resolution}
+    begins = sorted(step for step in {max(0, first), *changes} if first <= step < total)
+    ends = [*begins[1:], total]
+    return [(begin, end, parts.view_size(begin)) for begin, end in zip(begins, ends, strict=True)]

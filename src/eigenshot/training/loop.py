@@ -11,6 +11,7 @@ import torch
 from eigenshot.collective import any_rank, rank, world_size
 from eigenshot.data.reading.order import epoch_batches
 from eigenshot.errors import TrainingDiverged
+from eigenshot.methods import Method
 from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter
 from eigenshot.training.buffers import copied_buffers, put_back
@@ -184,9 +185,12 @@ class _Pauses:
         return by_steps or by_minutes, any_rank(stop, self.device)
 
     def reason(self) -> Interrupted:
-        """What a run that is to stop ends with."""
-        late = self._late() and not self.interruption.requested
-        return DeadlineReached() if late else Interrupted()
+        """What a run that is to stop ends with; all processes ask together.
+
+        By now the clocks may disagree with the vote. If none was interrupted, it was the time.
+        """
+        asked = any_rank(self.interruption.requested, self.device)
+        return Interrupted() if asked else DeadlineReached()
 
     def _late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
@@ -246,10 +250,12 @@ class _Health:
         if any_rank(not finite, device):
             raise TrainingDiverged("the embeddings are no longer finite")
         result = diagnose(*embeddings)
-        if result.collapse and not self._warned:
+        collapse = result.collapse(standardised=getattr(method, "standardises", False))
+        if collapse and not self._warned:
+            remedy = getattr(method, "against_collapse", Method.against_collapse)
             self.reporter.warn(
-                f"the embedding has collapsed: {result.collapse}. Every image looks alike to the "
-                "encoder; a larger gamma or a lower learning rate usually helps"
+                f"the embedding has collapsed: {collapse}. Every image looks alike to the "
+                f"encoder; {remedy}"
             )
-        self._warned = result.collapse is not None
+        self._warned = collapse is not None
         return result

@@ -138,7 +138,7 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
         raise UserError("backbone.options.in_channels cannot be set: use data.channels")
     with torch.device("meta"):
         network = create_backbone(config.backbone.name, **config.backbone.options)
-        projector = Projector(network.out_features, width=2)
+        projector = _projector(config, network.out_features)
         create_method(config.method.name, network, projector, classes=2, **config.method.options)
 
 
@@ -252,14 +252,7 @@ def build(
     network = _create_network(config, backbone, channels, min(sizes))
     if initial is not None:
         initialise_from(network, initial)
-    projector = Projector(
-        network.out_features,
-        layers=config.projector.layers,
-        width=config.projector.width,
-        out_features=config.projector.out or None,
-        norm=config.projector.norm,
-        standardize=config.projector.standardize,
-    )
+    projector = _projector(config, network.out_features)
     labels, classes = _known_labels(config, source)
     method = create_method(
         config.method.name, network, projector, classes=classes, **config.method.options
@@ -330,6 +323,18 @@ def _create_network(
             f"--set data.image_size={network.min_size}"
         )
     return network
+
+
+def _projector(config: Config, features: int) -> Projector:
+    """The head for ``features`` of a backbone."""
+    return Projector(
+        features,
+        layers=config.projector.layers,
+        width=config.projector.width,
+        out_features=config.projector.out or None,
+        norm=config.projector.norm,
+        standardize=config.projector.standardize,
+    )
 
 
 def _provenance(config: Config, source: Source) -> dict[str, Any]:
