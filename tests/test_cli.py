@@ -266,7 +266,7 @@ def test_help_names_what_there_is(shell: Shell) -> None:
     from eigenshot.networks import list_backbones
 
     _, out, _ = shell("pretrain", "--help")
-    words = set(re.findall(r"[\w-]+", out))
+    words = set(re.findall(r"[\w+-]+", out))
     assert {*list_recipes(), *list_methods(), *list_backbones()} <= words
 
 
@@ -317,3 +317,26 @@ def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Pat
     assert "needs --base" in shell.refused(*few, "--transform", "centre")
     assert "did you mean 'ridge'" in shell.refused(*few, "--classifier", "rige")
     assert "use --ways 2 or fewer" in shell.refused(*few[:-4], "--ways", 7)
+
+
+def test_mistakes_with_methods_are_sentences(shell: Shell, tmp_path: Path, photos: Path) -> None:
+    def refused(*arguments: object) -> str:
+        return shell.refused("pretrain", "glyphs", "--out", tmp_path / "run", *TINY, *arguments)
+
+    assert "did you mean 'simclr'?" in refused("--method", "SimCLR")
+    both = refused("--method", "simclr", "--set", "method.name=byol")
+    assert "method.name is asked to be both 'simclr' and 'byol'; leave one of them out" in both
+    assert "as a class of methods is" in refused("--method", "os:getcwd")
+    assert "has no option 'gamma'" in refused("--method", "byol", "--set", "method.options.gamma=1")
+    wrong = refused("--set", "training.resolution=20")
+    assert "expected a list of values [a number, a whole number], found 20" in wrong
+    assert "every side in training.resolution is to be at least 16" in refused(
+        "--set", "training.resolution=[[0,2]]"
+    )
+    assert not (tmp_path / "run").exists()
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for number, file in enumerate(sorted(photos.rglob("*.png"))):
+        shutil.copy(file, loose / f"{number}.png")
+    unlabelled = shell.refused("pretrain", loose, "--out", tmp_path / "run", "--method", "baseline")
+    assert "learns from labels, and 'folder loose' does not have one for every image" in unlabelled

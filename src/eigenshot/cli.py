@@ -154,7 +154,11 @@ def pretrain(
         "engine.precision": precision,
     }
     overrides = {key: value for key, value in given.items() if value is not None}
-    overrides.update(parse_override(text) for text in settings or [])
+    for key, value in map(parse_override, settings or []):
+        if overrides.setdefault(key, value) != value:
+            raise UserError(
+                f"{key} is asked to be both {overrides[key]!r} and {value!r}; leave one of them out"
+            )
     config = load_config(recipe or recipe_for(data), overrides)
     run = run_pretraining(
         data,
@@ -181,7 +185,7 @@ def main() -> NoReturn:
     except UserError as error:
         _stop(str(error), 2, debug)
     except TrainingDiverged as error:
-        way_out = "start again in another --out with a lower --set optimizer.lr or a smaller gamma"
+        way_out = "start again in another --out with a lower --set optimizer.lr"
         _stop(f"training diverged: {error}. To go on, {way_out}", 1, debug)
     except Exception as error:
         from eigenshot.training.loop import Interrupted

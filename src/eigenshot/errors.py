@@ -26,8 +26,9 @@ class CorruptFileError(UserError):
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """``"; did you mean 'resnet12'?"`` for the nearest of ``choices``, or their list."""
     known = sorted(choices)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    lowered = {choice.lower(): choice for choice in known}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean '{close[0]}'?"
+        return f"; did you mean '{lowered[close[0]]}'?"
     shown = ", ".join(known[:_SHOWN]) + (", …" if len(known) > _SHOWN else "")
     return f"; known: {shown}" if known else ""

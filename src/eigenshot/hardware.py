@@ -108,7 +108,8 @@ def _hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return f"{platform.processor() or platform.machine()} GPU (MPS)"
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def _commit() -> str | None:

@@ -191,8 +191,11 @@ def _describe(wanted: Any) -> str:
     if origin is Literal:
         return " or ".join(repr(choice) for choice in arguments)
     if origin in (tuple, list, Sequence):
+        kinds = [kind for kind in arguments if kind is not ...]
+        if len(set(kinds)) > 1:
+            return f"[{', '.join(_describe(kind) for kind in kinds)}]"
         count = "" if origin is not tuple or arguments[-1] is ... else f"{len(arguments)} "
-        plural = _WORDS.get(arguments[0], ("", f"values of {arguments[0]}"))[1]
+        plural = _WORDS[kinds[0]][1] if kinds[0] in _WORDS else f"values {_describe(kinds[0])}"
         return f"a list of {count}{plural}"
     if (origin or wanted) in _WORDS:
         return _WORDS[origin or wanted][0]

@@ -534,3 +534,22 @@ class Bare(nn.Module):
     def forward(self, view_a: Tensor, view_b: Tensor) -> dict[str, Tensor]:
         distance = (self.backbone(view_a) - self.backbone(view_b)).square().mean()
         return {"loss": self.weight * distance}
+
+
+def test_what_a_first_step_refuses_leaves_no_folder(tmp_path: Path) -> None:
+    small = {"projector__out": 64, "training__batch_size": 32}
+    with pytest.raises(UserError, match="more samples"):
+        pretrain("glyphs", tiny(method__name="w-mse", **small), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run" / "config.toml").exists()
+    run = pretrain("glyphs", tiny(method__name="w-mse", projector__out=8), tmp_path / "run")
+    assert run.summary["method"] == "w-mse"
+
+
+def test_the_terms_keep_their_order_when_a_run_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        pretrain("glyphs", tiny(), tmp_path / "run", device="cpu", reporter=Recorder(stop_at=3))
+    pretrain("glyphs", tiny(), tmp_path / "run", device="cpu", resume=True)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    for line in lines:
+        names = [name for name in json.loads(line) if name in ("loss", "trace", "decorrelation")]
+        assert names == ["loss", "trace", "decorrelation"]

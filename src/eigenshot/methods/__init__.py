@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,13 @@ def create_method(
         supplied.append("classes")
         given["classes"] = classes
     checked = check_options(f"method '{name}'", method_class, options, supplied=supplied)
+    try:
+        inspect.signature(method_class).bind(backbone, projector, **given, **checked)
+    except (TypeError, ValueError):  # the second where there is no signature, as in C
+        raise UserError(
+            f"expected {name} to be called with a backbone and a projector, as a class of methods "
+            "is; see docs/custom-method.md"
+        ) from None
     method = method_class(backbone, projector, **given, **checked)
     if not isinstance(method, nn.Module) or not isinstance(
         getattr(method, "backbone", None), Backbone

@@ -78,6 +78,7 @@ def save_checkpoint(
         "seconds": progress.seconds,
         "best": [progress.best, progress.best_step, progress.best_by],
         "meter_count": count,
+        "meter_names": list(sums),
         "optimizer": plain,
     }
     write_tensors(path, tensors, header, kind=FORMAT)
@@ -105,7 +106,9 @@ def load_checkpoint(
         # Rates and kernels are this run's own; what was learned is in the slots.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": slots, "param_groups": groups})
-        meter.restore(_with_prefix(tensors, "meter."), int(header["meter_count"]), device)
+        sums = _with_prefix(tensors, "meter.")
+        names = header.get("meter_names", list(sums))  # in their own order, which tensors lose
+        meter.restore({name: sums[name] for name in names}, int(header["meter_count"]), device)
         _match_layout(optimizer)
         return Progress(int(header["step"]), float(header["seconds"]), *header["best"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

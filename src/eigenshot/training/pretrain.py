@@ -132,10 +132,6 @@ def _run(plan: Plan, fabric: Any, reporter: Reporter, deadline: float | None) ->
             identity = _identity(parts, plan.initial)
             if plan.started:
                 folder.check_data(identity)
-            if not plan.going_on and not plan.finished and rank() == 0:
-                if plan.resume:
-                    reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
-                folder.start(config, identity)
         if plan.finished:
             reporter.note(f"'{folder.path}' is finished already")
             return _read_finished(folder, parts)
@@ -143,7 +139,13 @@ def _run(plan: Plan, fabric: Any, reporter: Reporter, deadline: float | None) ->
             seconds = torch.tensor(seconds_a_step(parts), device=fabric.device)
             parts.seconds_a_step = float(mean_over_ranks(seconds))
         if not plan.going_on:
+            if plan.resume:
+                reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
             _announce(parts, reporter)
+        with all_or_none(fabric):
+            # After the trial steps of the estimate: what they refuse leaves no folder behind.
+            if not plan.going_on and rank() == 0:
+                folder.start(config, identity)
         told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
         progress = _train(parts, folder, probe, reporter, plan.going_on, deadline)
     finally:
@@ -235,8 +237,8 @@ def _announce(parts: Parts, reporter: Reporter) -> None:
     size = sum(parameter.numel() for parameter in parts.encoder.backbone.parameters())
     reporter.note(
         f"{len(source):,} images of {height}×{width}×{channels} from {source.name}; "
-        f"{config.backbone.name} of {size / 1e6:.2f} M parameters, {epochs} "
-        f"epoch{'' if epochs == 1 else 's'} in batches of {batch} on {where}: "
+        f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "
+        f"{epochs} epoch{'' if epochs == 1 else 's'} in batches of {batch} on {where}: "
         f"about {duration(seconds)}"
     )
     if getattr(source, "reader", None) == "streamed":

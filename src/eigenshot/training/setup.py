@@ -317,10 +317,12 @@ def _create_network(
             given["image_size"] = size
         network = create_backbone(config.backbone.name, **given, **config.backbone.options)
     if size < network.min_size:
+        way_out = f"enlarge them with --set data.image_size={network.min_size}"
+        if config.training.resolution:
+            way_out = f"every side in training.resolution is to be at least {network.min_size}"
         raise UserError(
             f"images of {size}×{size} are smaller than {config.backbone.name} needs "
-            f"({network.min_size}×{network.min_size}); enlarge them with "
-            f"--set data.image_size={network.min_size}"
+            f"({network.min_size}×{network.min_size}); {way_out}"
         )
     return network
 
