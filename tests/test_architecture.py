@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     | CONFIG
     | {"data", "networks", "methods", "encoder", "evaluation", "spectral"},
     "reports": LEAVES | {"data", "encoder", "evaluation"},
-    "reproduction": LEAVES | CONFIG | {"data", "evaluation", "training"},
+    "reproduction": LEAVES | CONFIG | {"data", "evaluation", "training", "reports"},
 }
 
 

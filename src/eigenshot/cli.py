@@ -154,11 +154,14 @@ def pretrain(
         "engine.precision": precision,
     }
     overrides = {key: value for key, value in given.items() if value is not None}
-    for key, value in map(parse_override, settings or []):
-        if overrides.setdefault(key, value) != value:
+    asked = dict(map(parse_override, settings or []))
+    for key in overrides.keys() & asked.keys():
+        if overrides[key] != asked[key]:
             raise UserError(
-                f"{key} is asked to be both {overrides[key]!r} and {value!r}; leave one of them out"
+                f"{key} is asked to be both {overrides[key]!r} and {asked[key]!r}; leave one of "
+                "them out"
             )
+    overrides.update(asked)
     config = load_config(recipe or recipe_for(data), overrides)
     run = run_pretraining(
         data,

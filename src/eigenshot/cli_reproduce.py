@@ -70,6 +70,7 @@ def reproduce(
     from eigenshot.reproduction.comparison import compare
     from eigenshot.reproduction.execute import Places
     from eigenshot.reproduction.library import Library
+    from eigenshot.reproduction.picture import draw_table_curves
     from eigenshot.reproduction.plan import Choices, make_plan
     from eigenshot.reproduction.rendering import as_markdown, as_text
     from eigenshot.reproduction.session import Session
@@ -96,6 +97,7 @@ def reproduce(
             session = _run(plan, places, device, budget, stderr)
     library = Library(places.results)
     typer.echo(as_text(compare(chosen, choices, plan, library, session.remarks)))
+    pictures = [] if dry_run else draw_table_curves(places.results, chosen, choices, library)
     for trouble in library.troubles:
         stderr.print(f"warning: {trouble}", markup=False, highlight=False, soft_wrap=True)
     if not dry_run:
@@ -103,7 +105,8 @@ def reproduce(
         words = ["eigenshot", "reproduce", table, "--results-only", *choices.options]
         # What happened just now is no part of what was reached.
         lasting = compare(chosen, choices, plan, library)
-        _write(file, as_markdown(lasting, shlex.join(words)))
+        beside = [picture.name for picture in pictures]
+        _write(file, as_markdown(lasting, shlex.join(words), beside))
         stderr.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
     if session.interrupted:
         raise typer.Exit(_INTERRUPTED)
@@ -167,7 +170,8 @@ def _described(
     """The plan, a line a run; why one cannot be run here goes to the remarks of ``session``."""
     from eigenshot.reproduction.estimate import Estimator
     from eigenshot.reproduction.library import Library
-    from eigenshot.reproduction.session import is_done, obstacle
+    from eigenshot.reproduction.results import result_file
+    from eigenshot.reproduction.session import obstacle, result_of
     from eigenshot.training.pretrain import duration
 
     library = Library(places.results)
@@ -176,8 +180,8 @@ def _described(
 
     def state(run: PlannedRun) -> str:
         nonlocal left
-        if is_done(run, library):
-            return f"done, in {places.result(run)}"
+        if result := result_of(run, library):
+            return f"done, in {result_file(places.results, result.benchmark, result.name)}"
         if reason := obstacle(run, places):
             session.remark(run, reason)
             return "cannot be run here, see the notes of the table"

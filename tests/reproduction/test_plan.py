@@ -12,9 +12,10 @@ from eigenshot.cli_evaluate import fewshot, linear
 from eigenshot.config import Config, EvaluationConfig
 from eigenshot.configfile import load_config
 from eigenshot.errors import UserError
-from eigenshot.reproduction.plan import Choices, make_plan, other_settings, settled, variant_of
-from eigenshot.reproduction.table import list_tables, read_table
-from tests.reproduction.miniature import miniature
+from eigenshot.reproduction.plan import Choices, make_plan, settled, variant_of
+from eigenshot.reproduction.table import Table, list_tables, read_table
+from eigenshot.reproduction.versions import is_version, other_settings, version_of
+from tests.reproduction.miniature import TABLE, miniature, write_miniature
 
 
 def test_the_first_seed_of_all_comes_before_the_second_of_any(tmp_path: Path) -> None:
@@ -46,8 +47,9 @@ def test_long_settings_are_shortened_but_told_apart(tmp_path: Path) -> None:
     table = miniature(tmp_path)
     row, part = table.row("ours"), table.parts[0]
     many = {f"augment.options.option{number}": 0.25 for number in range(9)}
-    one = variant_of(row, part, Choices(settings=many))
-    other = variant_of(row, part, Choices(settings={**many, "augment.options.option8": 0.5}))
+    one = variant_of(table, row, part, Choices(settings=many))
+    changed = {**many, "augment.options.option8": 0.5}
+    other = variant_of(table, row, part, Choices(settings=changed))
     assert one != other
     assert max(len(one), len(other)) < 90
 
@@ -67,6 +69,94 @@ def test_what_has_an_option_of_its_own_is_not_set(choices: dict[str, Any], messa
         Choices(**choices)
 
 
+def with_settings(folder: Path, table: str = "{{}}", part: str = "{{}}") -> Table:
+    """The miniature with settings for all rows, as inline tables."""
+    text = TABLE.replace("[[part]]", f"settings = {table}\n[[part]]\nsettings = {part}", 1)
+    return read_table(str(write_miniature(folder, text)))
+
+
+def names(table: Table, **choices: Any) -> list[str]:
+    return [run.name for run in make_plan(table, Choices(**choices)).runs]
+
+
+def test_what_a_table_or_a_part_sets_is_in_the_names(tmp_path: Path) -> None:
+    slow, fast = "{{ optimizer.lr = 0.1 }}", "{{ optimizer.lr = 0.2 }}"
+    plain = names(miniature(tmp_path))
+    for_all = names(with_settings(tmp_path, table=slow))
+    assert not set(plain) & set(for_all)
+    assert [name.removeprefix("dle-tiny-")[8:] for name in for_all] == [
+        "-2ep-seed0",
+        "-rival-2ep-seed0",
+        "-short-1ep-seed0",
+    ]
+    assert not set(for_all) & set(names(with_settings(tmp_path, table=fast)))
+    assert names(with_settings(tmp_path, part=slow)) == for_all, "where it is set makes no odds"
+    assert names(with_settings(tmp_path, table=fast, part=slow)) == for_all
+
+
+@pytest.mark.parametrize(
+    "neutral", ["probe.every = 3", 'engine.compile = "off"', "training.epochs = 2"]
+)
+def test_what_makes_no_other_result_is_not_in_the_names(tmp_path: Path, neutral: str) -> None:
+    table = with_settings(tmp_path, table=f"{{{{ {neutral} }}}}")
+    assert names(table) == names(miniature(tmp_path))
+
+
+def test_what_a_row_or_the_command_overrides_is_not_in_its_name(tmp_path: Path) -> None:
+    table = with_settings(tmp_path, table='{{ method.options.mixup = "input" }}')
+    plain = miniature(tmp_path)
+    assert names(table, rows=("rival",)) == names(plain, rows=("rival",))
+    assert names(table, rows=("ours",)) != names(plain, rows=("ours",))
+    mixed = {"method.options.mixup": "none"}
+    assert names(table, rows=("ours",), settings=mixed) == names(
+        plain, rows=("ours",), settings=mixed
+    )
+
+
+@pytest.mark.parametrize("name", list_tables())
+def test_the_papers_tables_need_no_digest(name: str) -> None:
+    table = read_table(name)
+    for row in table.rows:
+        for part in table.parts:
+            plain = [row.recipe or part.recipe, *([row.name] if row.settings else [])]
+            assert variant_of(table, row, part, Choices()) == "-".join(plain)
+
+
+def test_a_version_is_told_by_its_settings_alone() -> None:
+    config = load_config("fc100")
+    longer = load_config("fc100", {"training.epochs": 3, "training.seed": 5, "probe.every": 2})
+    other = load_config("fc100", {"optimizer.lr": 0.5})
+    measured = load_config("fc100", {"evaluation.C": 0.5})
+    version = version_of("fc100", config)
+    assert version == version_of("fc100", longer)
+    assert len({version, version_of("fc100", other), version_of("fc100", measured)}) == 3
+    trained = [version_of("fc100", asked, evaluation=False) for asked in (config, measured)]
+    assert trained[0] == trained[1]
+    assert is_version(version, "fc100")
+    assert is_version("fc100", "fc100")
+    for name in ("fc100-best", "fc100+", "fc100+rows", f"{version}-rival", "fc"):
+        assert not is_version(name, "fc100")
+
+
+def test_a_head_that_a_method_cannot_work_with_is_told_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
+    text = TABLE.replace(
+        'method = "dle"\nsettings = {{ method.options.mixup = "none" }}',
+        'method = "shuffled-dbn"\nsettings = {{ method.options.group_size = 6 }}',
+    )
+    table = read_table(str(write_miniature(tmp_path, text)))
+
+    def told(**settings: int) -> str:
+        given = {key.replace("_", "."): value for key, value in settings.items()}
+        choices = Choices(rows=("rival",), settings=given)
+        return make_plan(table, choices).impossible.get(("rival", "Shapes, 5-way"), "")
+
+    assert "group_size must divide the 32 dimensions" in told(projector_out=32)
+    assert "group_size must divide the 8 dimensions" in told(projector_layers=0)
+    assert told(projector_out=36) == ""
+
+
 def test_an_unknown_row_offers_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'mini' has no row 'rivals'; did you mean 'rival'"):
         make_plan(miniature(tmp_path), Choices(rows=("rivals",)))
@@ -80,11 +170,11 @@ def test_a_row_with_a_wrong_name_in_it_cannot_be_run_and_says_why(tmp_path: Path
 
 
 def test_tables_share_what_is_the_same_run() -> None:
-    def names(table: str, rows: tuple[str, ...]) -> set[str]:
-        return {run.name for run in make_plan(read_table(table), Choices(rows=rows)).runs}
+    def of(table: str, row: str) -> list[str]:
+        return names(read_table(table), rows=(row,))
 
-    assert names("ablation", ("ours",)) == names("table1-fc100", ("ours",))
-    assert names("table2-cub", ("ours-resnet12",)) == names("table1-miniimagenet", ("ours",))
+    assert of("ablation", "ours") == of("table1-fc100", "ours")
+    assert of("table2-cub", "ours-resnet12") == of("table1-miniimagenet", "ours")
 
 
 @pytest.mark.parametrize("name", list_tables())

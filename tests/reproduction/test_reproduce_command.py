@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -87,17 +86,6 @@ def test_the_paired_difference_is_that_of_the_kept_tasks(
         assert line[6] == f"{difference.mean():+.2f} ± {width:.2f}"
 
 
-def test_several_seeds_are_one_line(shell: Shell, table: Path, tmp_path: Path) -> None:
-    for seed, accuracy in enumerate((44.0, 46.0, 45.0)):
-        figure = {"accuracy": accuracy, "ci95": 0.5, "episodes": 40}
-        keep(tmp_path / "results", seed=seed, fewshot={"1": figure, "5": figure})
-    code, out, _ = shell("reproduce", table, "--results-only")
-    assert code == 0
-    assert "45.00 ± 0.50, sd 1.00" in out
-    (line,) = [line for line in out.splitlines() if "45.00 ± 0.50" in line and "+0.00" in line]
-    assert "0, 1, 2" in line
-
-
 def test_every_number_of_epochs_has_a_line_and_quick_looks_say_so(
     shell: Shell, table: Path, tmp_path: Path
 ) -> None:
@@ -124,27 +112,6 @@ def test_other_settings_are_kept_apart_and_said(shell: Shell, table: Path, tmp_p
     assert out.count("99 s") == 2
     assert (tmp_path / "results" / "mini-optimizer.lr=0.2.md").is_file()
     assert not (tmp_path / "results" / "mini.md").exists()
-
-
-def test_a_result_of_another_recipe_is_marked(shell: Shell, table: Path, tmp_path: Path) -> None:
-    keep(tmp_path / "results", config={"optimizer": {"lr": 0.7}})
-    _, out, _ = shell("reproduce", table, "--results-only")
-    assert re.search(r"44\.00 ± 0\.50 \[\d\]", out)
-    assert "made with other settings: optimizer.lr was 0.7, is 0.15" in out
-
-
-def test_a_collapsed_row_says_so_with_its_accuracy(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    figures = 'paper = ["45.0 ± 0.5", "60.0 ± 0.5"]'
-    assert figures in TABLE
-    table = write_miniature(tmp_path, TABLE.replace(figures, 'paper = ["collapsed", "60.0 ± 0.5"]'))
-    keep(tmp_path / "results", collapsed=True)
-    shell("reproduce", table, "--results-only")
-    one, five = cells((tmp_path / "results" / "mini.md").read_text(), "Ours")
-    assert one[3:6] == ["collapsed", "collapsed (44.00 ± 0.50)", "as in the paper"]
-    assert five[4:6] == ["collapsed (61.00 ± 0.40)", "+1.00"]
 
 
 def test_a_damaged_file_is_named_and_the_table_stands(

@@ -18,6 +18,7 @@ from eigenshot.reproduction.curves import curve_of, write_curve
 from eigenshot.reproduction.episodes import (
     EpisodeCounts,
     counts_of,
+    interval_over_tasks,
     paired,
     read_episodes,
     write_episodes,
@@ -83,11 +84,15 @@ def test_results_are_found_by_epochs_most_first(tmp_path: Path) -> None:
     for epochs, seed in ((2, 1), (2, 0), (9, 0)):
         keep(tmp_path, epochs=epochs, seed=seed)
     keep(tmp_path, variant="tiny-rival")
-    library = Library(tmp_path)
-    found = library.find("shapes", "dle", "tiny")
-    assert [(epochs, list(seeds)) for epochs, seeds in found.items()] == [(9, [0]), (2, [0, 1])]
-    assert list(library.find("shapes", "dle", "tiny", 2)) == [2]
-    assert library.find("shapes", "dle", "tiny", 3) == {}
+    keep(tmp_path, variant="tiny+0123abcd", seed=5)
+
+    def found(epochs: int | None = None) -> list[tuple[int, int]]:
+        results = Library(tmp_path).find("shapes", "dle", "tiny", epochs)
+        return [(result.epochs, result.seed) for result in results]
+
+    assert found() == [(9, 0), (2, 0), (2, 1), (2, 5)]
+    assert found(2) == [(2, 0), (2, 1), (2, 5)]
+    assert found(3) == []
 
 
 def test_a_full_disk_leaves_the_old_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +140,27 @@ def test_damaged_counts_are_told_by_name(tmp_path: Path) -> None:
             read_episodes(path)
 
 
+def kept(right: np.ndarray, tasks: str = "same") -> EpisodeCounts:
+    return EpisodeCounts(tasks, 75, {1: right.astype(np.uint8)})
+
+
+def test_an_interval_of_several_is_that_of_their_mean_on_each_task() -> None:
+    generator = np.random.default_rng(1)
+    easy = generator.integers(-20, 20, 500)  # what makes a task easy does so for all
+    right = 40 + easy + generator.integers(-10, 11, (3, 500))
+    found = interval_over_tasks([kept(entry) for entry in right], 1)
+    assert found == pytest.approx(half_width(100 / 75 * right.mean(axis=0)))
+    alone = [interval_over_tasks([kept(entry)], 1) for entry in right]
+    assert found is not None
+    assert 0 < found < min(width for width in alone if width is not None)
+    assert interval_over_tasks([kept(right[0]), kept(right[1], "other")], 1) is None
+    assert interval_over_tasks([kept(right[0])], 5) is None
+    assert interval_over_tasks([], 1) is None
+
+
 def test_a_paired_difference_is_that_of_the_tasks() -> None:
     generator = np.random.default_rng(0)
     ones, others = generator.integers(20, 76, (2, 500)), generator.integers(20, 76, (2, 500))
-
-    def kept(right: np.ndarray, tasks: str = "same") -> EpisodeCounts:
-        return EpisodeCounts(tasks, 75, {1: right.astype(np.uint8)})
-
     found = paired([kept(right) for right in ones], [kept(right) for right in others], 1)
     by_hand = 100 / 75 * (ones.mean(axis=0) - others.mean(axis=0))
     assert found == pytest.approx((by_hand.mean(), 1.96 * by_hand.std(ddof=1) / np.sqrt(500)))

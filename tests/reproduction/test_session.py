@@ -19,7 +19,7 @@ from eigenshot.reproduction.execute import Places, execute
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, PlannedRun, make_plan
 from eigenshot.reproduction.results import Result, write_result
-from eigenshot.reproduction.session import Session, is_done, run_all
+from eigenshot.reproduction.session import Session, result_of, run_all
 from eigenshot.reproduction.table import read_table
 from eigenshot.training.loop import DeadlineReached, Interrupted
 from eigenshot.training.pretrain import pretrain
@@ -75,7 +75,17 @@ def test_what_has_a_result_is_not_run_again(bench: Bench) -> None:
     before = {path: path.stat().st_mtime_ns for path in bench.places.results.rglob("*.*")}
     assert bench(runs).finished == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert not is_done(bench.runs("ours", seeds=(1,))[0], Library(bench.places.results))
+    library = Library(bench.places.results)
+    assert result_of(runs[0], library) == bench.results()[runs[0].name]
+    assert result_of(bench.runs("ours", seeds=(1,))[0], library) is None
+
+
+def test_rows_that_are_one_run_are_run_once(bench: Bench) -> None:
+    (run,) = bench.runs("short")
+    twin = dataclasses.replace(run, row=dataclasses.replace(run.row, name="twin"))
+    session = bench((run, twin))
+    assert session.finished == 1
+    assert session.remarks == {}
 
 
 def test_a_result_that_is_gone_is_measured_again_without_training(bench: Bench) -> None:
@@ -181,15 +191,60 @@ def test_a_run_that_fails_does_not_stop_the_table(bench: Bench) -> None:
     assert set(bench.results()) == {right.name}
 
 
-def test_a_folder_of_other_settings_is_not_gone_on_with(bench: Bench) -> None:
+def changed(run: PlannedRun, section: str, **values: Any) -> PlannedRun:
+    """The run after its recipe has changed."""
+    replaced = dataclasses.replace(getattr(run.config, section), **values)
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, **{section: replaced}))
+
+
+class Listening(Reporter):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_row_whose_recipe_has_changed_is_run_again_beside_the_old_result(bench: Bench) -> None:
     (run,) = bench.runs("short")
     bench((run,))
-    bench.places.result(run).unlink()
-    optimizer = dataclasses.replace(run.config.optimizer, lr=0.5)
-    other = dataclasses.replace(run, config=dataclasses.replace(run.config, optimizer=optimizer))
-    session = bench((other,))
-    (reason,) = session.remarks["short", "Shapes, 5-way"]
-    assert "was begun with other settings (optimizer.lr was 0.15, is 0.5)" in reason
+    first = bench.places.result(run).read_bytes()
+    other, listening = changed(run, "optimizer", lr=0.5), Listening()
+    assert result_of(other, Library(bench.places.results)) is None
+    assert bench((other,), reporter=lambda run: listening).finished == 1
+    assert f"the result '{run.name}' was made with other settings, and is kept" in listening.notes
+    old, new = sorted(bench.results().values(), key=lambda result: len(result.variant))
+    assert bench.places.result(run).read_bytes() == first
+    assert (old.config["optimizer"]["lr"], new.config["optimizer"]["lr"]) == (0.15, 0.5)
+    assert new.variant.startswith(f"{old.variant}+")
+    assert bench((run, other)).finished == 0, "both are there"
+    assert bench.places.folder(run) != bench.places.folder(other)
+
+
+def test_what_is_only_measured_otherwise_is_not_trained_again(bench: Bench) -> None:
+    (run,) = bench.runs("short")
+    bench((run,))
+    encoder = bench.places.folder(run) / "encoder.safetensors"
+    written = encoder.stat().st_mtime_ns
+    other = changed(run, "evaluation", queries=3)
+    assert bench.places.folder(other) == bench.places.folder(run)
+    assert bench((other,)).finished == 1
+    assert encoder.stat().st_mtime_ns == written
+    assert len(bench.results()) == 2
+
+
+def test_a_folder_of_other_settings_is_left_alone(bench: Bench) -> None:
+    (run,) = bench.runs("ours")
+    bench((run,), reporter=lambda run: InterruptingReporter())
+    begun = RunFolder(bench.places.folder(run))
+    before = begun.last.read_bytes()
+    other = changed(run, "optimizer", lr=0.5)
+    assert bench((other,)).finished == 1
+    assert set(bench.results()) == {run.name}, "no result has taken that name"
+    assert begun.last.read_bytes() == before
+    assert not begun.finished
 
 
 def test_a_budget_is_a_time(bench: Bench) -> None:

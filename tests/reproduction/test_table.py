@@ -52,6 +52,16 @@ def test_ours_is_run_first_and_labels_last(name: str) -> None:
     assert table.row(table.compare).method == "dle"
 
 
+def test_batch_sizes_are_compared_with_ours_of_the_same_size() -> None:
+    table = read_table("batch-size")
+    for row in table.rows:
+        method, size = row.name.rsplit("-", 1)
+        expected = "ours-128" if method == "ours" else f"ours-{size}"
+        assert table.reference(row) == ("" if row.name == "ours-128" else expected)
+        assert row.settings["optimizer.lr"] == 0.05 * row.settings["training.batch_size"] / 128
+    assert "linear in the batch" in table.note
+
+
 def test_where_results_of_a_table_are_kept() -> None:
     assert [part.benchmark for part in read_table("table2-cub").parts] == [
         "miniimagenet-to-cub-2010"
@@ -101,6 +111,7 @@ def test_an_unknown_table_offers_the_nearest() -> None:
         ("order = 1", "ordre = 1", "row 'ours' has no 'ordre'; did you mean 'order'"),
         ('"45.0 ± 0.5", ', "", "row 'ours' has 1 figures of the paper, expected one for each of 2"),
         ('compare = "ours"', 'compare = "theirs"', "has no row 'theirs'"),
+        ("order = 3", 'order = 3\ncompare = "their"', "has no row 'their'"),
         ('name = "short"', 'name = "ours"', "found 'ours' more than once"),
         ('cannot = "not implemented: meta-learning"', "", "row 'maml' needs either a method or"),
         ('data = "{folder}/train.npz"', "", "part 1 lacks 'data'"),

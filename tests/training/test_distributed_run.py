@@ -243,7 +243,7 @@ def test_ctrl_c_stops_both_processes(tmp_path: Path) -> None:
 
 
 def test_a_wrong_argument_is_said_once_and_nobody_waits(tmp_path: Path) -> None:
-    command = arguments(tmp_path / "run", "--batch-size", "63", "--set", "training.batch_size=63")
+    command = arguments(tmp_path / "run", "--set", "training.batch_size=63")
     code, _, messages = ended(start(*TORCHRUN, "-m", *command))
     assert code != 0
     assert messages.count("error: a batch of 63 images does not split into equal blocks") == 1

@@ -13,8 +13,11 @@ from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError
 from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod
 from eigenshot.methods.mixing import Mix
+from eigenshot.training import engine
+from eigenshot.training.engine import compile_if_worthwhile, seconds_a_step
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.pretrain import pretrain
+from tests.training.test_engine import as_if_on_cuda, small_parts
 from tests.training.test_pretrain import Recorder, tiny
 
 SIZES: list[int] = []
@@ -36,7 +39,7 @@ def growing(stages: list[Any], **changes: Any) -> Any:
 def test_views_have_the_side_of_their_share_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 2 epochs of 5 steps; the first call is a trial to estimate the time.
+    # The first calls are trials of every size, to estimate the time.
     config = growing(
         [[0, 16], [0.25, 20], [0.7, 32]],
         method__name="tests.training.test_resolution:Watching",
@@ -47,6 +50,7 @@ def test_views_have_the_side_of_their_share_of_the_run(
     steps = run.summary["steps"]
     expected = [16 if n < 0.25 * steps else 20 if n < 0.7 * steps else 32 for n in range(steps)]
     assert SIZES[-steps:] == expected
+    assert sorted(set(SIZES[:-steps])) == [16, 20, 32]
     assert load_encoder(tmp_path / "run").preprocessing.image_size == 32
 
 
@@ -81,3 +85,65 @@ def test_views_may_be_larger_than_the_images(tmp_path: Path) -> None:
 def test_bad_stages(stages: list[Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         pretrain("glyphs", growing(stages), tmp_path / "run", device="cpu")
+
+
+GROWING = [[0, 16], [0.25, 24], [0.75, 32]]
+
+
+def test_every_size_of_views_that_is_left_is_compiled_for() -> None:
+    def told(first: int) -> str:
+        parts = as_if_on_cuda(small_parts(training__resolution=GROWING), seconds=0.2)
+        assert parts.total_steps == 2400
+        recorder = Recorder()
+        compile_if_worthwhile(parts, 2400 - first, recorder)
+        return recorder.notes[0]
+
+    assert told(0).endswith(": about 120 s over 3 sizes of views for 134 s later")
+    assert told(600).endswith(": about 80 s over 2 sizes of views for 101 s later")
+    assert told(1800) == "not compiled: it would save about 34 s and take 40 s"
+    assert told(2400) == "not compiled: it would save about 0 s and take 40 s"
+
+
+class Timed(DeepLaplacianEigenmapsMethod):
+    """Lets a clock go on with each of its batches, by a second for every pixel of a view's side."""
+
+    clock = 0.0
+
+    def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
+        Timed.clock += view_a.shape[-1]
+        return super().forward(view_a, view_b, mix)
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ([], 32),
+        ([[0, 16]], 16),
+        (GROWING, 0.25 * 16 + 0.5 * 24 + 0.25 * 32),
+        ([[0, 16], [0.25, 32], [0.5, 16]], 0.75 * 16 + 0.25 * 32),
+    ],
+)
+def test_the_time_of_a_step_is_the_mean_of_the_run(
+    stages: list[Any], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = small_parts(training__resolution=stages)
+    parts.method.__class__ = Timed
+    monkeypatch.setattr(engine, "device_time", lambda device: Timed.clock)
+    before = {name: value.clone() for name, value in parts.method.state_dict().items()}
+    sides = [view.size for view in parts.views.children()]
+    assert seconds_a_step(parts) == pytest.approx(expected)
+    reached = Timed.clock
+    assert seconds_a_step(parts) == pytest.approx(expected)
+    assert Timed.clock == reached, "it is measured once"
+    assert [view.size for view in parts.views.children()] == sides
+    after = parts.method.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_run_of_few_steps_counts_the_sizes_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = small_parts(training__epochs=1, training__batch_size=128, training__resolution=GROWING)
+    parts.method.__class__ = Timed
+    monkeypatch.setattr(engine, "device_time", lambda device: Timed.clock)
+    sides = [parts.view_size(step) for step in range(parts.total_steps)]
+    assert sides == [16, 24]
+    assert seconds_a_step(parts) == pytest.approx(20)

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eigenshot.errors import UserError
-from eigenshot.reproduction.episodes import paired
+from eigenshot.reproduction.episodes import interval_over_tasks, paired
 from eigenshot.reproduction.figures import Figure
 from eigenshot.reproduction.library import Library
-from eigenshot.reproduction.plan import Choices, Plan, other_settings, settled, variant_of
+from eigenshot.reproduction.plan import Choices, Plan, settled, variant_of
 from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.table import Column, Row, Table
+from eigenshot.reproduction.versions import other_settings
 from eigenshot.training.pretrain import duration
 
-_PAIRED = "to {compare}, paired"
+_PAIRED = "paired"
 HEADINGS = (
     "row",
     "backbone",
@@ -74,7 +75,8 @@ def compare(
     """Fill a table from the results that are there.
 
     A row has a line for each number of epochs that it was run for, most first; with
-    ``choices.epochs`` for that alone. ``remarks`` say why rows were not run just now.
+    ``choices.epochs`` for that alone. Results of other settings than the row has now are shown,
+    with a note, as long as there are none of those. ``remarks`` say why rows were not run just now.
     """
     notes = Notes()
     filler = _Filler(table, choices, plan, library, remarks or {}, notes)
@@ -87,10 +89,25 @@ def compare(
 
 def _section(table: Table, column: Column, lines: list[tuple[str, ...]]) -> Section:
     """The lines with their headings, without those that this column cannot fill."""
-    paired_too = column.shots is not None and table.compare
-    kept = [n for n, text in enumerate(HEADINGS) if paired_too or text != _PAIRED]
-    headings = tuple(HEADINGS[n].format(compare=table.compare) for n in kept)
+    references = _references(table) if column.shots is not None else set()
+    kept = [n for n, text in enumerate(HEADINGS) if references or text != _PAIRED]
+    heading = f"to {min(references)}, {_PAIRED}" if len(references) == 1 else _PAIRED
+    headings = tuple(heading if HEADINGS[n] == _PAIRED else HEADINGS[n] for n in kept)
     return Section(column.title, headings, tuple(tuple(line[n] for n in kept) for line in lines))
+
+
+def _references(table: Table) -> set[str]:
+    """The rows that others are compared with."""
+    return {name for row in table.rows if row.method and (name := table.reference(row))}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Results of one line: of as many epochs, by seed; ``changes`` has what was set otherwise."""
+
+    epochs: int
+    changes: tuple[str, ...]
+    by_seed: dict[int, Result]
 
 
 @dataclass(frozen=True)
@@ -106,21 +123,23 @@ class _Filler:
 
     def lines(self, row: Row, column: Column) -> list[tuple[str, ...]]:
         """The lines of a row in a column, one where there is nothing to show."""
-        shown = [
-            self._filled(row, column, list(by_seed.values()))
-            for by_seed in self._results(row, column).values()
-            if any(result.figure(column.shots) for result in by_seed.values())
-        ]
+        shown = [self._filled(row, column, line) for line in self._results(row, column)]
         return shown or [self._line(row, column, self._empty(row, column))]
 
-    def _results(
-        self, row: Row, column: Column, epochs: int | None = None
-    ) -> dict[int, dict[int, Result]]:
+    def _results(self, row: Row, column: Column, epochs: int | None = None) -> list[_Line]:
+        """The row's results in a column, those that the settings of now have made before others."""
         if not row.method:
-            return {}
-        variant = variant_of(row, column.part, self.choices)
+            return []
+        variant = variant_of(self.table, row, column.part, self.choices)
         wanted = epochs or self.choices.epochs
-        return self.library.find(column.part.benchmark, row.method, variant, wanted)
+        found: dict[tuple[int, tuple[str, ...]], dict[int, Result]] = {}
+        for result in self.library.find(column.part.benchmark, row.method, variant, wanted):
+            if result.figure(column.shots):
+                place = (result.epochs, self._changes(row, column, result))
+                found.setdefault(place, {})[result.seed] = result
+        current = {count for count, changes in found if not changes}
+        lines = [_Line(*place, by_seed) for place, by_seed in found.items()]
+        return [line for line in lines if not line.changes or line.epochs not in current]
 
     def _empty(self, row: Row, column: Column) -> str:
         place = (row.name, column.part.title)
@@ -128,18 +147,19 @@ class _Filler:
             return f"cannot be run {self.notes.mark(self.plan.impossible[place])}"
         return " ".join(["not run", *map(self.notes.mark, self.remarks.get(place, ()))])
 
-    def _filled(self, row: Row, column: Column, found: list[Result]) -> tuple[str, ...]:
-        results = [result for result in found if result.figure(column.shots)]
-        marks = [*self._changes(row, column, results)]
+    def _filled(self, row: Row, column: Column, line: _Line) -> tuple[str, ...]:
+        results = list(line.by_seed.values())
+        interval, marks = self._interval(results, column.shots)
+        marks += self._mark_changes(line)
         marks += map(self.notes.mark, self.remarks.get((row.name, column.part.title), ()))
         return self._line(
             row,
             column,
-            " ".join([measured_text(results, column.shots), *dict.fromkeys(marks)]),
+            " ".join([measured_text(results, column.shots, interval), *dict.fromkeys(marks)]),
             _difference(_paper(row, column), results, column.shots),
-            self._paired(row, column, results),
-            str(results[0].epochs),
-            ", ".join(str(result.seed) for result in results),
+            self._paired(row, column, line),
+            str(line.epochs),
+            ", ".join(map(str, line.by_seed)),
             duration(statistics.mean(result.seconds for result in results)),
             ", ".join(dict.fromkeys(result.hardware for result in results)),
         )
@@ -151,49 +171,69 @@ class _Filler:
         cells = (row.label, row.backbone, labels, printed, measured, *rest)
         return cells + (NOTHING,) * (len(HEADINGS) - len(cells))
 
-    def _changes(self, row: Row, column: Column, results: list[Result]) -> list[str]:
-        """Marks for results that were made with other settings than the row has now."""
-        marks = []
-        for result in results:
-            try:
-                config = settled(
-                    self.table, row, column.part, self.choices, result.seed, result.epochs
-                )
-            except UserError:  # the row cannot be run now, which is no fault of the result
-                continue
-            changed = other_settings(result.config, config)
-            if changed:
-                listed = "; ".join(changed)
-                marks.append(self.notes.mark(f"made with other settings: {listed}"))
-        return marks
+    def _changes(self, row: Row, column: Column, result: Result) -> tuple[str, ...]:
+        """What was set otherwise than the row has it now."""
+        try:
+            config = settled(self.table, row, column.part, self.choices, result.seed, result.epochs)
+        except UserError:  # the row cannot be run now, which is no fault of the result
+            return ()
+        return tuple(other_settings(result.config, config))
 
-    def _paired(self, row: Row, column: Column, results: list[Result]) -> str:
+    def _mark_changes(self, line: _Line) -> list[str]:
+        listed = "; ".join(line.changes)
+        return [self.notes.mark(f"made with other settings: {listed}")] if listed else []
+
+    def _interval(
+        self, results: Sequence[Result], shots: int | None
+    ) -> tuple[float | None, list[str]]:
+        """The half-width over tasks of what the seeds reach on average, and marks for it."""
+        figures = [figure for result in results if (figure := result.figure(shots))]
+        widths = [interval for _, interval in figures if interval is not None]
+        if shots is None or len(widths) < 2:
+            return (widths[0] if widths else None), []
+        counts = self.library.episodes(results)
+        width = interval_over_tasks(counts, shots) if len(counts) == len(results) else None
+        if width is not None:
+            return width, []
+        text = "± is the mean of the seeds' own: what they answered on the same tasks is not known"
+        return statistics.mean(widths), [self.notes.mark(text)]
+
+    def _paired(self, row: Row, column: Column, line: _Line) -> str:
         """The difference to the row of comparison, run as long, with the same seeds."""
-        if column.shots is None or row.name == self.table.compare or not self.table.compare:
+        name = self.table.reference(row)
+        if column.shots is None or not name:
             return NOTHING
-        epochs = results[0].epochs
-        reference = self._results(self.table.row(self.table.compare), column, epochs)
-        others = reference.get(epochs, {})
-        pairs = [
-            self.library.episodes([result, others[result.seed]])
-            for result in results
-            if result.seed in others
-        ]
-        whole = [pair for pair in pairs if len(pair) == 2]
-        difference = paired([one for one, _ in whole], [other for _, other in whole], column.shots)
-        return NOTHING if difference is None else f"{difference[0]:+.2f} ± {difference[1]:.2f}"
+        lines = self._results(self.table.row(name), column, line.epochs)
+        if not lines:
+            return NOTHING
+        others = lines[0].by_seed
+        pairs = {
+            seed: self.library.episodes([result, others[seed]])
+            for seed, result in line.by_seed.items()
+            if seed in others
+        }
+        whole = {seed: pair for seed, pair in pairs.items() if len(pair) == 2}
+        ones, rivals = ([pair[side] for pair in whole.values()] for side in (0, 1))
+        difference = paired(ones, rivals, column.shots)
+        if difference is None:
+            return NOTHING
+        words = [f"{difference[0]:+.2f} ± {difference[1]:.2f}"]
+        words += [f"to {name}"] if len(_references(self.table)) > 1 else []
+        words += self._mark_changes(lines[0])
+        if len(whole) < len(line.by_seed):
+            seeds = f"seed{'s' if len(whole) > 1 else ''} {', '.join(map(str, whole))}"
+            words.append(self.notes.mark(f"paired for {seeds} only, which both rows have"))
+        return " ".join(words)
 
 
-def measured_text(results: Sequence[Result], shots: int | None) -> str:
+def measured_text(results: Sequence[Result], shots: int | None, interval: float | None) -> str:
     """Accuracy with its interval; of several seeds the mean, and the deviation between them."""
-    figures = [figure for result in results if (figure := result.figure(shots))]
-    accuracy = statistics.mean(accuracy for accuracy, _ in figures)
-    intervals = [interval for _, interval in figures if interval is not None]
-    text = f"{accuracy:.2f}"
-    if intervals:
-        text += f" ± {statistics.mean(intervals):.2f}"
-    if len(figures) > 1:
-        text += f", sd {statistics.stdev(accuracy for accuracy, _ in figures):.2f}"
+    accuracies = [figure[0] for result in results if (figure := result.figure(shots))]
+    text = f"{statistics.mean(accuracies):.2f}"
+    if interval is not None:
+        text += f" ± {interval:.2f}"
+    if len(accuracies) > 1:
+        text += f", sd {statistics.stdev(accuracies):.2f}"
     collapsed = sum(result.collapsed for result in results)
     if not collapsed:
         return text

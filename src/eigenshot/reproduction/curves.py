@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eigenshot.errors import CorruptFileError
 from eigenshot.files import write_text
 
 _DIGITS = 5
@@ -29,3 +30,14 @@ def write_curve(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """Write `curve_of` the records as JSON, a line a series."""
     series = (f"  {json.dumps(name)}: {json.dumps(v)}" for name, v in curve_of(records).items())
     write_text(path, "{\n" + ",\n".join(series) + "\n}\n")
+
+
+def read_curve(path: Path) -> dict[str, list[float | None]]:
+    """What `write_curve` wrote."""
+    try:
+        curve = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptFileError(f"'{path}' holds no learning curve that can be read") from error
+    if not isinstance(curve, dict) or not all(isinstance(v, list) for v in curve.values()):
+        raise CorruptFileError(f"'{path}' holds no learning curve")
+    return curve

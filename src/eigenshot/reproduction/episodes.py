@@ -79,13 +79,25 @@ def paired(
     Several of one side, of runs with different seeds, are averaged task by task first. None where
     they were not measured on the same tasks.
     """
-    every = [*ones, *others]
-    if not ones or not others or any(shots not in counts.right for counts in every):
-        return None
-    if len({(c.tasks, c.questions, len(c.right[shots])) for c in every}) > 1:
+    if not ones or not others or not _same_tasks([*ones, *others], shots):
         return None
     difference = _accuracy(ones, shots) - _accuracy(others, shots)
     return float(difference.mean()), half_width(difference)
+
+
+def interval_over_tasks(counts: Sequence[EpisodeCounts], shots: int) -> float | None:
+    """The 95 % half-width, in percent, of the mean over tasks of what all reach on average.
+
+    None where there are no counts or they are not of the same tasks.
+    """
+    known = bool(counts) and _same_tasks(counts, shots)
+    return half_width(_accuracy(counts, shots)) if known else None
+
+
+def _same_tasks(counts: Sequence[EpisodeCounts], shots: int) -> bool:
+    if any(shots not in entry.right for entry in counts):
+        return False
+    return len({(entry.tasks, entry.questions, len(entry.right[shots])) for entry in counts}) == 1
 
 
 def _accuracy(counts: Sequence[EpisodeCounts], shots: int) -> np.ndarray:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eigenshot.config import Config
+from eigenshot.config import TrainingConfig, flatten
 from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device, environment
 from eigenshot.reporter import Reporter
@@ -18,6 +21,21 @@ from eigenshot.reproduction.results import Result
 from eigenshot.training.engine import seconds_a_step
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import build, load_source, resolve_batch, resolve_size
+
+# What decides how long a step takes, but for the method.
+_DECIDING = (
+    "backbone.name",
+    "data.image_size",
+    "engine.precision",
+    "projector.layers",
+    "projector.out",
+    "projector.width",
+    "training.batch_size",
+    "training.micro_batches",
+    "training.resolution",
+    "training.whole_batch_loss",
+)
+_OF_THE_BACKBONE = "backbone.options."
 
 
 class Estimator:
@@ -31,34 +49,32 @@ class Estimator:
 
     def known(self, run: PlannedRun, folder: Path) -> float | None:
         """Seconds that a run still trains, from its own folder or from earlier results."""
-        epochs = run.config.training.epochs
-        begun = RunFolder(folder)
-        if begun.finished:
+        if RunFolder(folder).finished:
             return 0.0
-        records = begun.metrics()
-        if records and records[-1].get("seconds") and records[-1].get("epoch"):
-            done = float(records[-1]["epoch"])
-            return float(records[-1]["seconds"]) / done * max(0.0, epochs - done)
+        records = _timed(folder)
+        left = _left_at_own_pace(run.config.training, records)
+        if left is not None:
+            return left
         alike = self._alike(run)
         own = [result for result in alike if result.method == run.row.method]
         rates = [result.seconds / result.epochs for result in own or alike]
-        return statistics.median(rates) * epochs if rates else None
+        return _left(run, statistics.median(rates), records) if rates else None
 
     def evaluation(self, run: PlannedRun) -> float:
         """Seconds that the measurement takes as far as earlier results tell; else none."""
         known = [r.evaluation_seconds for r in self._here(run.part.benchmark)]
         return statistics.median(known) if known else 0.0
 
-    def measured(self, run: PlannedRun, reporter: Reporter) -> float:
-        """Seconds that a run trains, from a few steps of it. What compiling gains is not counted.
+    def measured(self, run: PlannedRun, folder: Path, reporter: Reporter) -> float:
+        """Seconds that a run still trains, from a few steps of it, uncompiled.
 
         A run like one that was measured before takes as long. One that cannot begin is a
         `UserError`.
         """
-        kind = (run.part.data, run.row.method, *_sizes(run.config))
+        kind = (run.part.data, run.row.method, _sizes(run.config.to_dict()))
         if kind not in self._an_epoch:
             self._an_epoch[kind] = self._seconds_an_epoch(run, reporter)
-        return self._an_epoch[kind] * run.config.training.epochs
+        return _left(run, self._an_epoch[kind], _timed(folder))
 
     def _seconds_an_epoch(self, run: PlannedRun, reporter: Reporter) -> float:
         config = resolve_size(run.config, run.part.data, self.device)
@@ -78,19 +94,51 @@ class Estimator:
 
     def _alike(self, run: PlannedRun) -> list[Result]:
         """Results of this hardware that were trained as the run is: network, sizes, data."""
+        try:
+            config = resolve_size(run.config, run.part.data, self.device)
+        except UserError:  # it cannot be run here, which is told when it is begun
+            return []
         benchmarks = dict.fromkeys((run.part.benchmark, run.part.data))
         every = [result for benchmark in benchmarks for result in self._here(benchmark)]
-        return [result for result in every if _sizes_then(result) == _sizes(run.config)]
+        sizes = _sizes(config.to_dict())
+        return [result for result in every if _sizes(result.config) == sizes]
 
 
-def _sizes(config: Config) -> tuple[Any, ...]:
-    """What decides how long a step takes, but for the method."""
-    return (config.backbone.name, config.training.batch_size, config.data.image_size)
+def _sizes(settings: Mapping[str, Any]) -> str:
+    """What decides how long a step takes, but for the method, of nested ``settings``."""
+    flat = flatten(settings)
+    chosen = {key: flat.get(key) for key in _DECIDING}
+    options = {key: value for key, value in flat.items() if key.startswith(_OF_THE_BACKBONE)}
+    return json.dumps({**chosen, **options}, sort_keys=True)
 
 
-def _sizes_then(result: Result) -> tuple[Any, ...]:
-    training, data = result.config.get("training", {}), result.config.get("data", {})
-    return (result.backbone, training.get("batch_size"), data.get("image_size"))
+def _timed(folder: Path) -> list[tuple[int, float]]:
+    """Epochs that a run has done, and the seconds that it had trained by then."""
+    records = RunFolder(folder).metrics()
+    whole = [record for record in records if record.get("epoch") and record.get("seconds")]
+    return [(int(record["epoch"]), float(record["seconds"])) for record in whole]
+
+
+def _left_at_own_pace(
+    training: TrainingConfig, records: Sequence[tuple[int, float]]
+) -> float | None:
+    """Seconds that are left at the pace of the last size of views; None before it is known."""
+    share = training.resolution[-1][0] if training.resolution else 0.0
+    steady = math.ceil(share * training.epochs)  # from here on all epochs are alike
+    moments = {0: 0.0, **dict(records)}
+    done = max(moments)
+    if steady not in moments or done <= steady:
+        return None
+    pace = (moments[done] - moments[steady]) / (done - steady)
+    return pace * max(0, training.epochs - done)
+
+
+def _left(run: PlannedRun, an_epoch: float, records: Sequence[tuple[int, float]]) -> float:
+    """Seconds that are left of a run whose epochs take ``an_epoch`` seconds on average."""
+    epochs = run.config.training.epochs
+    done, spent = records[-1] if records else (0, 0.0)
+    # Where views grow, what is left takes as much more as what is done took less.
+    return max(an_epoch * epochs - spent, an_epoch * max(0, epochs - done))
 
 
 def missing_data(run: PlannedRun) -> str | None:

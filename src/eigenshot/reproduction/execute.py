@@ -10,7 +10,7 @@ from typing import Any
 
 from eigenshot.config import Config
 from eigenshot.data.naming import choose_split
-from eigenshot.errors import UserError
+from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.evaluation.fewshot import FewShotResult
 from eigenshot.evaluation.protocol import Bench, fewshot_of_run, linear_of_run
 from eigenshot.evaluation.selection import Selected
@@ -18,33 +18,61 @@ from eigenshot.reporter import Reporter
 from eigenshot.reproduction.collapse import collapse
 from eigenshot.reproduction.curves import write_curve
 from eigenshot.reproduction.episodes import EpisodeCounts, counts_of, write_episodes
-from eigenshot.reproduction.plan import PlannedRun, other_settings
+from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import (
     Result,
     curve_file,
     episodes_file,
+    read_result,
     result_file,
+    result_name,
     write_result,
 )
 from eigenshot.reproduction.table import short_name
+from eigenshot.reproduction.versions import other_settings, version_of
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.runfolder import RunFolder
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where result files and run folders are kept."""
+    """Where result files and run folders are kept.
+
+    What was made with other settings than a run has now keeps its name; the run takes another.
+    """
 
     results: Path
     runs: Path
 
     def folder(self, run: PlannedRun) -> Path:
         """A run's folder. Tables that want the same training share it."""
-        return self.runs / short_name(run.part.data) / run.name
+        plain = self.runs / short_name(run.part.data) / run.name
+        begun = RunFolder(plain)
+        try:
+            stored = begun.read_config().to_dict() if begun.started else {}
+        except CorruptFileError:  # which is told when the run goes on there
+            return plain
+        if not other_settings(stored, run.config, evaluation=False):
+            return plain
+        return plain.with_name(_named(run, version_of(run.variant, run.config, evaluation=False)))
+
+    def variant(self, run: PlannedRun) -> str:
+        """The variant that a run's result is kept as."""
+        plain = result_file(self.results, run.part.benchmark, run.name)
+        try:
+            stored = read_result(plain).config if plain.exists() else {}
+        except CorruptFileError:
+            return run.variant
+        changed = other_settings(stored, run.config)
+        return version_of(run.variant, run.config) if changed else run.variant
 
     def result(self, run: PlannedRun) -> Path:
         """A run's result file."""
-        return result_file(self.results, run.part.benchmark, run.name)
+        return result_file(self.results, run.part.benchmark, _named(run, self.variant(run)))
+
+
+def _named(run: PlannedRun, variant: str) -> str:
+    return result_name(run.row.method, variant, run.config.training.epochs, run.seed)
 
 
 def execute(
@@ -61,7 +89,6 @@ def execute(
     """
     reporter = reporter or Reporter()
     folder = places.folder(run)
-    _check_settings(run, folder)
     trained = pretrain(
         run.part.data,
         run.config,
@@ -92,7 +119,7 @@ def execute(
         transductive=measured.transductive,
         config=_settings(config, run.config),
         recipe=config.recipe,
-        variant=run.variant,
+        variant=places.variant(run),
         row=f"{run.table}/{run.row.name}",
         effective_rank=round(rank, 3),
         collapsed=collapse(rank, measured.fewshot, ways) is not None,
@@ -106,19 +133,6 @@ def execute(
     )
     _write(places.results, result, RunFolder(folder).metrics(), measured.counts)
     return result
-
-
-def _check_settings(run: PlannedRun, folder: Path) -> None:
-    """Refuse to go on with a run that was begun with other settings."""
-    begun = RunFolder(folder)
-    if not begun.started:
-        return
-    found = other_settings(begun.read_config().to_dict(), run.config, evaluation=False)
-    if found:
-        raise UserError(
-            f"'{folder}' was begun with other settings ({'; '.join(found)}); remove it, or choose "
-            "another --runs"
-        )
 
 
 @dataclass(frozen=True)

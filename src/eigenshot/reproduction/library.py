@@ -8,6 +8,7 @@ from pathlib import Path
 from eigenshot.errors import CorruptFileError
 from eigenshot.reproduction.episodes import EpisodeCounts, read_episodes
 from eigenshot.reproduction.results import Result, episodes_file, read_result
+from eigenshot.reproduction.versions import is_version
 
 
 class Library:
@@ -35,14 +36,19 @@ class Library:
 
     def find(
         self, benchmark: str, method: str, variant: str, epochs: int | None = None
-    ) -> dict[int, dict[int, Result]]:
-        """Results by epochs, most first, and by seed; of ``epochs`` only where they are given."""
-        groups: dict[int, dict[int, Result]] = {}
-        for result in self.of(benchmark):
-            if (result.method, result.variant) == (method, variant):
-                groups.setdefault(result.epochs, {})[result.seed] = result
-        wanted = sorted(groups, reverse=True) if epochs is None else [epochs]
-        return {count: dict(sorted(groups[count].items())) for count in wanted if count in groups}
+    ) -> list[Result]:
+        """Results of a variant in all its versions, those of most epochs first, then by seed.
+
+        With ``epochs``, those of so many only.
+        """
+        found = [
+            result
+            for result in self.of(benchmark)
+            if result.method == method
+            and is_version(result.variant, variant)
+            and epochs in (None, result.epochs)
+        ]
+        return sorted(found, key=lambda result: (-result.epochs, result.seed))
 
     def episodes(self, results: Iterable[Result]) -> list[EpisodeCounts]:
         """The counts of those results that have some."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eigenshot.config import Config, flatten
+from eigenshot.config import Config
 from eigenshot.configfile import load_config
 from eigenshot.errors import UserError
 from eigenshot.reproduction.results import result_name
 from eigenshot.reproduction.table import Part, Row, Table, plain_name
+from eigenshot.reproduction.versions import as_texts, lasting, short_digest, shown
 from eigenshot.training.setup import check_parts
 
 _LONGEST = 60  # characters of changed settings in a name
@@ -24,10 +23,6 @@ _TAKEN = {
     "training.seed": "use --seeds",
     "method.name": "a table of your own can have such a row",
 }
-# These decide what is recorded and how fast: results of other ones are the same.
-_NEUTRAL_SECTIONS = ("checkpoint", "probe", "logging")
-_NEUTRAL_KEYS = ("engine.compile", "engine.capture")
-_MEASURED_WHEN_EMPTY = ("data.mean", "data.std", "data.window")
 
 
 @dataclass(frozen=True)
@@ -51,18 +46,14 @@ class Choices:
     @property
     def changes(self) -> dict[str, Any]:
         """Those of the settings that make another result."""
-        return {
-            key: value
-            for key, value in self.settings.items()
-            if key.partition(".")[0] not in _NEUTRAL_SECTIONS and key not in _NEUTRAL_KEYS
-        }
+        return lasting(self.settings)
 
     @property
     def options(self) -> list[str]:
         """The words of a command line that ask for these epochs and settings."""
         words = [] if self.epochs is None else ["--epochs", str(self.epochs)]
         for key, value in self.settings.items():
-            words += ["--set", f"{key}={_shown(value)}"]
+            words += ["--set", f"{key}={shown(value)}"]
         return words
 
     @property
@@ -112,7 +103,7 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
     for row in (row for row in table.rows if row.method):
         for position, part in enumerate(table.parts):
             try:
-                variant = variant_of(row, part, choices)
+                variant = variant_of(table, row, part, choices)
                 configs = [settled(table, row, part, choices, seed) for seed in choices.seeds]
                 if configs[0].backbone.name != "auto":  # which is settled by the device
                     check_parts(configs[0], own_backbone=False)
@@ -148,70 +139,31 @@ def settled(
     return load_config(row.recipe or part.recipe, overrides)
 
 
-def variant_of(row: Row, part: Part, choices: Choices) -> str:
-    """The recipe's name, with the row's where that changes it, and what was set for all."""
+def variant_of(table: Table, row: Row, part: Part, choices: Choices) -> str:
+    """The recipe's name, with the row's where that changes it, and what was set for all.
+
+    What table and part set is there as a digest, for as far as it reaches this row and decides its
+    result.
+    """
     recipe = row.recipe or part.recipe
     name = plain_name(os.path.basename(recipe).removesuffix(".toml"))
+    elsewhere = {*_TAKEN, *row.settings, *choices.settings}
+    shared = {**table.settings, **part.settings}
+    reaching = {key: value for key, value in lasting(shared).items() if key not in elsewhere}
+    if reaching:
+        name += f"-{short_digest(as_texts(reaching))}"
     if row.settings:
         name += f"-{row.name}"
     return f"{name}-{_changes_name(choices.changes)}" if choices.changes else name
 
 
 def _changes_name(changes: Mapping[str, Any]) -> str:
-    texts = [f"{key}={_shown(value)}" for key, value in sorted(changes.items())]
+    texts = as_texts(changes)
     name = plain_name("_".join(texts))
-    if len(name) <= _LONGEST:
-        return name
-    digest = hashlib.blake2b("\n".join(texts).encode(), digest_size=4).hexdigest()
-    return f"{name[:_LONGEST]}-{digest}"
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}-{short_digest(texts)}"
 
 
 def _command(given: str, row: Row, choices: Choices, seed: int) -> str:
     """The command line that makes this run alone."""
     words = ["eigenshot", "reproduce", given, "--rows", row.name, "--seeds", str(seed)]
     return shlex.join([*words, *choices.options])
-
-
-def other_settings(
-    stored: Mapping[str, Any], config: Config, *, evaluation: bool = True
-) -> list[str]:
-    """What differs between settings that were used and those of a run now, a text each.
-
-    ``stored`` is nested plain values. What is recorded and how fast does not count; how the
-    encoder is measured does, unless ``evaluation`` is False.
-    """
-    asked = config.lasting()
-    if evaluation:
-        asked["evaluation"] = config.to_dict()["evaluation"]
-    then, now = _deciding(stored), _deciding(asked)
-    found = []
-    for key in sorted(set(then) | set(now)):
-        if key.partition(".")[0] not in stored:  # a section that was not recorded says nothing
-            continue
-        optional = ".options." in key or ".view_" in key
-        if _settles_later(key, now) or (not optional and (key not in then or key not in now)):
-            continue
-        if then.get(key) != now.get(key):
-            found.append(f"{key} was {_value(then, key)}, is {_value(now, key)}")
-    return found
-
-
-def _settles_later(key: str, now: Mapping[str, Any]) -> bool:
-    """Whether a run itself decides a setting."""
-    if key.startswith("backbone.") and now.get("backbone.name") == "auto":
-        return True
-    return now.get(key) == "auto" or (key in _MEASURED_WHEN_EMPTY and not now.get(key))
-
-
-def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
-    flat = flatten({key: value for key, value in table.items() if key not in _NEUTRAL_SECTIONS})
-    plain: dict[str, Any] = json.loads(json.dumps(flat))  # no tuples, as in a result file
-    return plain
-
-
-def _value(table: Mapping[str, Any], key: str) -> str:
-    return json.dumps(table[key]) if key in table else "not set"

@@ -8,10 +8,11 @@ from eigenshot.reproduction.comparison import Comparison, Section
 from eigenshot.reproduction.plan import Choices
 
 _LEGEND = (
-    "Accuracy in percent. ± is the half-width of the 95 % interval over tasks, sd the standard "
-    "deviation between seeds. 'labels' says whether the training used labels. 'difference' is "
-    "measured less paper. 'paired' is the row less the one it is compared with, after as many "
-    "epochs, on the same tasks. 'time' is the training of one run."
+    "Accuracy in percent. ± is the half-width of the 95 % interval over tasks; of several "
+    "seeds, that of their mean on each task. sd is the standard deviation between seeds. 'labels' "
+    "says whether the training used labels. 'difference' is measured less paper. 'paired' is the "
+    "row less the one it is compared with, after as many epochs, with the same seeds, on the same "
+    "tasks. 'time' is the training of one run."
 )
 
 
@@ -24,13 +25,14 @@ def as_text(comparison: Comparison) -> str:
     return "\n\n".join(blocks)
 
 
-def as_markdown(comparison: Comparison, command: str) -> str:
-    """The same as a markdown document; ``command`` made it."""
+def as_markdown(comparison: Comparison, command: str, pictures: Sequence[str] = ()) -> str:
+    """The same as a markdown document; ``command`` made it, ``pictures`` are files beside it."""
     blocks = [f"# {comparison.table.title}", *_remarks(comparison), _LEGEND]
     for section in comparison.sections:
         blocks += [f"## {section.title}", _piped(section)]
     if comparison.notes:
         blocks.append("\n".join(f"- {text}" for text in _numbered(comparison.notes)))
+    blocks += [f"![Learning curves]({name})" for name in pictures]
     blocks.append(f"Made by `{command}` from the result files beside this one.")
     return "\n\n".join(blocks) + "\n"
 

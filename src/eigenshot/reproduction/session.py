@@ -15,6 +15,8 @@ from eigenshot.reproduction.estimate import Estimator, missing_data
 from eigenshot.reproduction.execute import Places, execute
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import PlannedRun
+from eigenshot.reproduction.results import Result
+from eigenshot.reproduction.versions import other_settings
 from eigenshot.training.loop import DeadlineReached, Interrupted
 from eigenshot.training.pretrain import duration
 
@@ -43,9 +45,13 @@ def obstacle(run: PlannedRun, places: Places) -> str | None:
     return missing_data(run)
 
 
-def is_done(run: PlannedRun, library: Library) -> bool:
-    """Whether the result of this run is there."""
-    return any(result.name == run.name for result in library.of(run.part.benchmark))
+def result_of(run: PlannedRun, library: Library) -> Result | None:
+    """The result of this run, made with the settings that it has now; None if there is none."""
+    epochs = run.config.training.epochs
+    for result in library.find(run.part.benchmark, run.row.method, run.variant, epochs):
+        if result.seed == run.seed and not other_settings(result.config, run.config):
+            return result
+    return None
 
 
 def run_all(
@@ -66,9 +72,10 @@ def run_all(
         raise UserError(f"--budget must be above 0 minutes, found {minutes:g}")
     end = None if minutes is None else time.monotonic() + 60 * minutes
     estimator = None if end is None else Estimator(places.results, device)
-    session, library = Session(), Library(places.results)
-    waiting = [run for run in runs if not is_done(run, library)]
-    for run in waiting:
+    session = Session()
+    for run in runs:
+        if result_of(run, Library(places.results)) is not None:  # another row may have made it
+            continue
         shown = reporter(run)
         try:
             reason, deadline = obstacle(run, places), end
@@ -79,6 +86,8 @@ def run_all(
                 shown.note(f"{run.name}: {reason}")
                 continue
             shown.note(f"{run.row.label}, seed {run.seed}: {places.folder(run)}")
+            if places.variant(run) != run.variant:
+                shown.note(f"the result '{run.name}' was made with other settings, and is kept")
             execute(run, places, device=device, reporter=shown, deadline=deadline)
             session.finished += 1
         except DeadlineReached:
@@ -117,7 +126,7 @@ def _fits(
         return "not begun: the budget is spent", end
     needed = estimator.known(run, places.folder(run))
     if needed is None:
-        needed = estimator.measured(run, reporter)
+        needed = estimator.measured(run, places.folder(run), reporter)
     evaluation = estimator.evaluation(run)
     needed, left = needed + evaluation, end - time.monotonic()
     if needed > left:

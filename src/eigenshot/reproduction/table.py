@@ -56,6 +56,8 @@ class Row:
     ``paper`` has a figure a column, None where the paper has none; it is empty for a row that the
     paper does not have. A row has a ``method``, or says in ``cannot`` why it is not run here.
     ``recipe`` and ``settings`` replace and change the part's. A lower ``order`` is run earlier.
+    ``compare`` is the row that this one is compared with, instead of the table's; its own name says
+    that there is none.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Row:
     settings: dict[str, Any] = field(default_factory=dict)
     order: int = 100
     cannot: str = ""
+    compare: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,11 @@ class Table:
                 title = part.title if shots is None else f"{part.title} {shots}-shot"
                 found.append(Column(title, part, shots, len(found)))
         return found
+
+    def reference(self, row: Row) -> str:
+        """The name of the row that ``row`` is compared with; empty where there is none."""
+        name = row.compare or self.compare
+        return "" if name == row.name else name
 
     def row(self, name: str) -> Row:
         """The row called ``name``."""
@@ -178,8 +186,8 @@ def _table(name: str, content: Mapping[str, Any]) -> Table:
         raise UserError(f"expected every row once, found '{repeated[0]}' more than once")
     table: Table = _build(Table, {**given, "name": name, "parts": (), "rows": ()}, "the table")
     table = dataclasses.replace(table, parts=tuple(parts), rows=tuple(rows))
-    if table.compare:
-        table.row(table.compare)
+    for reference in filter(None, (table.compare, *(row.compare for row in rows))):
+        table.row(reference)
     return table
 
 

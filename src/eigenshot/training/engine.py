@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -127,7 +128,7 @@ def compile_if_worthwhile(parts: Parts, steps: int, reporter: Reporter) -> None:
         if gain < price:
             reporter.note(f"not compiled: it would save about {gain:.0f} s and take {price:.0f} s")
             return
-        when = "now" if len(sizes) == 1 else f"for {len(sizes)} sizes of views"
+        when = "now" if len(sizes) == 1 else f"over {len(sizes)} sizes of views"
         because = f"about {price:.0f} s {when} for {gain:.0f} s later"
     reporter.note(f"the first steps compile the network: {because}")
     parts.programs = compile_parts(parts.method, parts.views)
@@ -202,5 +203,5 @@ def _stretches(parts: Parts, *, first: int = 0) -> list[tuple[int, int, int]]:
     total = parts.total_steps
     changes = {math.ceil(share * total) for share, _ in parts.config.training.resolution}
     begins = sorted(step for step in {max(0, first), *changes} if first <= step < total)
-    ends = [*begins[1:], total]
-    return [(begin, end, parts.view_size(begin)) for begin, end in zip(begins, ends, strict=True)]
+    stretches = itertools.pairwise([*begins, total])
+    return [(begin, end, parts.view_size(begin)) for begin, end in stretches]

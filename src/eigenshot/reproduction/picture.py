@@ -1,0 +1,69 @@
+"""The learning curves behind a table, as a picture beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eigenshot.errors import CorruptFileError
+from eigenshot.reproduction.curves import read_curve
+from eigenshot.reproduction.library import Library
+from eigenshot.reproduction.plan import Choices, variant_of
+from eigenshot.reproduction.results import Result, curve_file
+from eigenshot.reproduction.table import Part, Row, Table
+
+
+def draw_table_curves(folder: Path, table: Table, choices: Choices, library: Library) -> list[Path]:
+    """Write a picture for each part of the table that has curves; return the files.
+
+    A row is shown by its longest run, the first seed of those. A run without a probe has no curve.
+    """
+    from eigenshot.reports.curves_picture import Curve, draw_curves  # matplotlib takes a second
+
+    drawn = []
+    for part in table.parts:
+        curves, measures = [], []
+        for row in table.rows:
+            if not row.method:
+                continue
+            found = library.find(
+                part.benchmark, row.method, variant_of(table, row, part, choices), choices.epochs
+            )
+            points = _points(library, found[0]) if found else []
+            if points:
+                epochs, accuracies = zip(*points, strict=True)
+                curves.append(Curve(_label(row, found[0]), epochs, accuracies))
+                measures.append(_measure(found[0].config.get("probe", {})))
+        if curves:
+            file = folder / f"{table.name}{choices.suffix}{_part_name(table, part)}.png"
+            measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"
+            draw_curves(file, curves, title=f"{table.title}: {part.title}", measure=measure)
+            drawn.append(file)
+    return drawn
+
+
+def _points(library: Library, result: Result) -> Sequence[tuple[float, float]]:
+    """Epochs and accuracies of the probe; a file that cannot be read is told."""
+    file = curve_file(library.folder, result.benchmark, result.name)
+    try:
+        curve = read_curve(file) if file.exists() else {}
+    except CorruptFileError as error:
+        library.troubles.append(str(error))
+        return []
+    pairs = zip(curve.get("epoch", []), curve.get("probe_accuracy", []), strict=False)
+    return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
+
+
+def _label(row: Row, result: Result) -> str:
+    return f"{row.label} ({result.epochs} epochs)"
+
+
+def _measure(probe: dict[str, Any]) -> str:
+    if probe.get("kind") == "fewshot":
+        return f"{probe.get('shots')}-shot accuracy on validation classes, %"
+    return "nearest-neighbour accuracy on validation images, %"
+
+
+def _part_name(table: Table, part: Part) -> str:
+    return f"-{part.benchmark}" if len(table.parts) > 1 else ""

@@ -1,0 +1,74 @@
+"""The picture of a table's learning curves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from eigenshot.errors import CorruptFileError
+from eigenshot.reports.curves_picture import Curve, draw_curves
+from eigenshot.reproduction.curves import read_curve, write_curve
+from tests.reproduction.miniature import write_miniature
+from tests.test_cli import Shell
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+def colours(file: Path) -> set[tuple[int, ...]]:
+    pixels = np.asarray(Image.open(file).convert("RGB")).reshape(-1, 3)
+    return {tuple(map(int, colour)) for colour in np.unique(pixels, axis=0)}
+
+
+def test_every_curve_is_drawn_in_its_own_colour(tmp_path: Path) -> None:
+    file = tmp_path / "curves.png"
+    curves = [Curve("one", [1, 2, 3], [20.0, 30.0, 35.0]), Curve("two", [3], [40.0])]
+    draw_curves(file, curves, title="Two", measure="accuracy, %")
+    assert {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} <= colours(file)
+
+
+def test_a_table_with_probes_has_its_curves_beside_it(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = write_miniature(tmp_path)
+    probe = f"--set=probe.data={tmp_path / 'test.npz'}"
+    arguments = ("reproduce", table, "--device", "cpu", "--rows", "ours,rival", probe)
+    code, _, err = shell(*arguments, "--set", "probe.kind=fewshot")
+    assert code == 0, err
+    (picture,) = (tmp_path / "results").glob("*.png")
+    (markdown,) = (tmp_path / "results").glob("*.md")
+    assert f"![Learning curves]({picture.name})" in markdown.read_text()
+    assert {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} <= colours(picture), "one for each row"
+
+    (curve, *_) = sorted((tmp_path / "results" / "shapes" / "curves").glob("*.json"))
+    curve.write_text("{")
+    code, _, err = shell(*arguments, "--set", "probe.kind=fewshot", "--results-only")
+    assert code == 0
+    assert "holds no learning curve that can be read" in err
+
+
+def test_without_probes_there_is_no_picture(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = write_miniature(tmp_path)
+    assert shell("reproduce", table, "--device", "cpu", "--rows", "short")[0] == 0
+    assert not list((tmp_path / "results").glob("*.png"))
+
+
+def test_a_curve_is_read_as_it_was_written(tmp_path: Path) -> None:
+    records = [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.5, "probe_accuracy": 40.0}]
+    file = tmp_path / "curve.json"
+    write_curve(file, records)
+    expected = {"epoch": [1, 2], "loss": [2.0, 1.5], "probe_accuracy": [None, 40.0]}
+    assert read_curve(file) == expected
+    file.write_text(json.dumps([1]))
+    with pytest.raises(CorruptFileError, match="holds no learning curve"):
+        read_curve(file)
