@@ -270,3 +270,13 @@ def test_a_linear_table(tmp_path: Path) -> None:
     assert result.figure(None) == (result.linear["accuracy"], None)
     assert not (places.results / "shapes" / "episodes").exists()
     assert Library(places.results).of("shapes") == [result]
+
+
+def test_what_is_said_of_a_later_seed_names_it(tmp_path: Path) -> None:
+    table, places = miniature(tmp_path), Places(tmp_path / "results", tmp_path / "runs")
+    runs = make_plan(table, Choices(seeds=(0, 1), rows=("short",))).runs
+    session = run_all(runs, places, device="cpu", minutes=1e-9)
+    assert session.remarks["short", "Shapes, 5-way"] == [
+        "not begun: the budget is spent",
+        "seed 1: not begun: the budget is spent",
+    ]

@@ -142,9 +142,10 @@ def _left(run: PlannedRun, an_epoch: float, records: Sequence[tuple[int, float]]
 
 
 def missing_data(run: PlannedRun) -> str | None:
-    """The sentence that says which benchmark is not here and how to get it; None if all are."""
+    """A sentence for each benchmark that is not here, and how to get it; None if all are."""
     from eigenshot.data.benchmarks.access import BENCHMARKS, locate, open_benchmark
 
+    missing = []
     for data in dict.fromkeys((run.part.data, run.part.train, run.part.evaluate)):
         if data not in BENCHMARKS:
             continue
@@ -152,5 +153,5 @@ def missing_data(run: PlannedRun) -> str | None:
             if locate(data) is None:
                 open_benchmark(data, BENCHMARKS[data].splits[0])
         except UserError as error:
-            return str(error)
-    return None
+            missing.append(str(error))
+    return "; ".join(missing) or None

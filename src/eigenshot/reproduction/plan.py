@@ -75,6 +75,7 @@ class PlannedRun:
     config: Config
     variant: str
     command: str
+    later_seed: bool = False  # whether the row was asked for with another seed before
 
     @property
     def name(self) -> str:
@@ -115,7 +116,9 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
             for number, config in enumerate(configs):
                 seed = config.training.seed
                 command = _command(given or table.name, row, choices, seed)
-                run = PlannedRun(table.name, row, part, seed, config, variant, command)
+                run = PlannedRun(
+                    table.name, row, part, seed, config, variant, command, later_seed=number > 0
+                )
                 runs.append(((number, row.order, position), run))
     runs.sort(key=lambda entry: entry[0])
     return Plan(tuple(run for _, run in runs), impossible)

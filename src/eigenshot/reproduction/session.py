@@ -31,7 +31,8 @@ class Session:
     interrupted: bool = False
 
     def remark(self, run: PlannedRun, text: str) -> None:
-        """Keep a sentence for the run's row."""
+        """Keep a sentence for the run's row; of a second seed or later, with its number."""
+        text = f"seed {run.seed}: {text}" if run.later_seed else text
         texts = self.remarks.setdefault((run.row.name, run.part.title), [])
         if text not in texts:
             texts.append(text)
