@@ -30,9 +30,10 @@ from eigenshot.files import write_json
 from eigenshot.hardware import choose_device, device_time, environment
 from eigenshot.methods.dle import decorrelation_loss
 from eigenshot.reporter import ConsoleReporter
+from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import build, resolve_batch, resolve_size
+from eigenshot.training.setup import build
 
 MEBIBYTE = 2**20
 BATCHES = (64, 128, 256, 512, 1024, 2048)

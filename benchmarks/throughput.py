@@ -45,9 +45,10 @@ from eigenshot.hardware import choose_device, device_time, environment
 from eigenshot.machine import cores
 from eigenshot.networks import create_backbone
 from eigenshot.reporter import ConsoleReporter
+from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts, build, resolve_batch, resolve_size
+from eigenshot.training.setup import Parts, build
 from extraction_and_bar import BAR_SETTINGS, bar_cost, extraction_rates
 
 

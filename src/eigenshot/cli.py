@@ -138,9 +138,9 @@ def pretrain(
     """Learn an encoder from unlabelled images."""
     from eigenshot.configfile import load_config, parse_override
     from eigenshot.reporter import ConsoleReporter
+    from eigenshot.training.choices import recipe_for
     from eigenshot.training.pretrain import duration
     from eigenshot.training.pretrain import pretrain as run_pretraining
-    from eigenshot.training.setup import recipe_for
 
     find_own_code(method, backbone)
     given: dict[str, Any] = {

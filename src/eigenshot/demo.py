@@ -24,9 +24,10 @@ from eigenshot.files import write_json
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import ConsoleReporter
 from eigenshot.reports.demo_picture import Example, draw_demo
+from eigenshot.training.choices import resolve_batch
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.pretrain import pretrain
-from eigenshot.training.setup import build, resolve_batch
+from eigenshot.training.setup import build
 
 SHOTS = (1, 5)
 NAMES = {"pixels": "raw pixels", "untrained": "untrained network", "learned": "learned encoder"}

@@ -16,8 +16,8 @@ from torch import nn
 from eigenshot.configfile import load_config
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import ConsoleReporter, Reporter
+from eigenshot.training.choices import recipe_for
 from eigenshot.training.pretrain import pretrain
-from eigenshot.training.setup import recipe_for
 
 
 class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from eigenshot.collective import rank
 from eigenshot.reporter import Reporter
+from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.loop import Interrupted, train
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import Parts, build, resolve_batch, resolve_size
+from eigenshot.training.setup import Parts, build
 from tests.test_collective import Results, on_two_ranks
 from tests.training.test_loop import broadcast, images, settings
 

@@ -10,8 +10,8 @@ import pytest
 from eigenshot.reporter import Reporter
 from eigenshot.reproduction.estimate import Estimator
 from eigenshot.reproduction.plan import Choices, PlannedRun, make_plan
+from eigenshot.training.choices import resolve_size
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import resolve_size
 from tests.reproduction.miniature import keep, miniature
 
 GROWING = {"training.resolution": [[0, 16], [0.5, 28]]}

@@ -17,11 +17,12 @@ from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod
 from eigenshot.methods.mixing import Mix
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep, CaptureFailed, graph_key, split_draw
+from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.meter import Meter
 from eigenshot.training.pretrain import pretrain
-from eigenshot.training.setup import Parts, build, resolve_batch, resolve_size
+from eigenshot.training.setup import Parts, build
 from eigenshot.training.step import EagerStep
 from tests.training.test_pretrain import Recorder
 

@@ -19,6 +19,7 @@ from eigenshot.configfile import load_config
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
 from eigenshot.machine import PROCESSES_VARIABLE, local_processes
+from eigenshot.training.choices import check_blocks, resolve_batch
 from eigenshot.training.launch import (
     all_or_none,
     launch,
@@ -28,7 +29,6 @@ from eigenshot.training.launch import (
     require_agreement,
 )
 from eigenshot.training.meeting import agree_on_name
-from eigenshot.training.setup import check_blocks, resolve_batch
 
 TORCHRUN = {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "32", "RANK": "9", "LOCAL_RANK": "1"}
 ALLOCATION = {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2"}

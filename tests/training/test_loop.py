@@ -18,10 +18,11 @@ from eigenshot.configfile import load_config
 from eigenshot.data.source import ArraySource
 from eigenshot.errors import UserError
 from eigenshot.reporter import Reporter
+from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.loop import train
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import build, resolve_batch, resolve_size
+from eigenshot.training.setup import build
 from tests.test_collective import Results, on_two_ranks
 
 

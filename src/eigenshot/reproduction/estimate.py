@@ -18,9 +18,10 @@ from eigenshot.reporter import Reporter
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import Result
+from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.engine import seconds_a_step
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import build, load_source, resolve_batch, resolve_size
+from eigenshot.training.setup import build, load_source
 
 # What decides how long a step takes, but for the method.
 _DECIDING = (

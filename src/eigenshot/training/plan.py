@@ -14,9 +14,10 @@ from eigenshot.data.naming import is_benchmark
 from eigenshot.encoder import encoder_path
 from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device
+from eigenshot.training.choices import adopt_choices, check_blocks, resolve_size
 from eigenshot.training.metrics import check_tensorboard
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import adopt_choices, check_blocks, check_parts, resolve_size
+from eigenshot.training.setup import check_parts
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from eigenshot.files import write_json
 from eigenshot.hardware import environment
 from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Progress
+from eigenshot.training.choices import resolve_batch
 from eigenshot.training.engine import seconds_a_step
 from eigenshot.training.launch import (
     all_or_none,
@@ -37,7 +38,7 @@ from eigenshot.training.loop import Interrupted, train
 from eigenshot.training.plan import Plan, make_plan
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import Parts, build, load_source, resolve_batch
+from eigenshot.training.setup import Parts, build, load_source
 
 
 @dataclass(frozen=True)

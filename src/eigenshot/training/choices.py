@@ -1,0 +1,119 @@
+"""What ``"auto"`` means in a run's settings, for its device, its images and its processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from eigenshot.config import BackboneConfig, Config
+from eigenshot.configfile import list_recipes
+from eigenshot.data.naming import is_benchmark, is_sizeless
+from eigenshot.data.opening import channel_statistics
+from eigenshot.data.source import Source
+from eigenshot.errors import UserError
+from eigenshot.hardware import resolve_precision
+
+# What "auto" means for a folder of photographs: what the device can train in a day.
+_FOLDER_SIZE = {"cuda": 84, "mps": 64, "cpu": 64}
+_FOLDER_BACKBONE = {"cuda": "resnet12", "mps": "conv4", "cpu": "conv4"}
+_AUTO_OPTIONS: dict[str, dict[str, Any]] = {"conv4": {"widths": (32, 64, 128, 256)}}
+_BATCH_SIZE = {"cuda": 128, "mps": 64, "cpu": 64}
+_LEAST_BATCH = 8
+
+
+def recipe_for(data: Any) -> str:
+    """The recipe that a benchmark has by its own name; ``"folder"`` for anything else."""
+    return str(data) if is_benchmark(data) and data in list_recipes() else "folder"
+
+
+def adopt_choices(config: Config, stored: Config) -> Config:
+    """Let every ``"auto"`` mean what it meant when the run was started, on whatever device."""
+    data, backbone, training = config.data, config.backbone, config.training
+    if data.image_size == "auto":
+        data = dataclasses.replace(data, image_size=stored.data.image_size)
+    if backbone.name == "auto":
+        backbone = _auto_backbone(backbone, stored.backbone.name)
+    data = dataclasses.replace(
+        data, mean=data.mean or stored.data.mean, std=data.std or stored.data.std
+    )
+    if data.reader == "auto" and stored.data.reader == "streamed":
+        window = data.window or stored.data.window
+        data = dataclasses.replace(data, reader="streamed", window=window)
+    if training.batch_size == "auto":
+        training = dataclasses.replace(training, batch_size=stored.training.batch_size)
+    engine = config.engine
+    if engine.precision == "auto":
+        engine = dataclasses.replace(engine, precision=stored.engine.precision)
+    return dataclasses.replace(
+        config, data=data, backbone=backbone, training=training, engine=engine
+    )
+
+
+def _auto_backbone(asked: BackboneConfig, name: str) -> BackboneConfig:
+    """The network called ``name`` with its automatic options, the asked ones over them."""
+    options = {**_AUTO_OPTIONS.get(name, {}), **asked.options}
+    return dataclasses.replace(asked, name=name, options=options)
+
+
+def resolve_size(config: Config, data: Any, device: str) -> Config:
+    """Settle image size, backbone and precision where they are ``"auto"``."""
+    if config.backbone.name == "auto":
+        chosen = _auto_backbone(config.backbone, _FOLDER_BACKBONE[device])
+        config = dataclasses.replace(config, backbone=chosen)
+    if config.data.image_size == "auto" and is_sizeless(data):
+        sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
+        config = dataclasses.replace(config, data=sized)
+    precision = resolve_precision(config.engine.precision, device)
+    return dataclasses.replace(
+        config, engine=dataclasses.replace(config.engine, precision=precision)
+    )
+
+
+def check_blocks(config: Config, processes: int) -> None:
+    """Refuse a batch that does not split into equal blocks, one a process, and these in parts."""
+    batch, parts = config.training.batch_size, config.training.micro_batches
+    if processes == 1 or batch == "auto" or batch % (processes * parts) == 0:
+        return
+    wanted = f"{processes} processes"
+    if parts > 1:
+        wanted += f", of {parts} parts each (training.micro_batches)"
+    unit = processes * parts
+    raise UserError(
+        f"a batch of {batch} images does not split into equal blocks for {wanted}; "
+        f"use a multiple of {unit}, such as --batch-size {-(-batch // unit) * unit}"
+    )
+
+
+def resolve_batch(config: Config, source: Source, device: str, processes: int = 1) -> Config:
+    """Settle what depends on the images: size, batch size (of all processes), normalisation."""
+    batch = config.training.batch_size
+    if batch == "auto":
+        batch = _BATCH_SIZE[device]
+        while batch > max(_LEAST_BATCH, len(source)):
+            batch //= 2
+        unit = processes * config.training.micro_batches
+        batch = max(1, batch // unit) * unit
+    if len(source) < batch:
+        way_out = f"use --batch-size {len(source)} or less"
+        if len(source) < _LEAST_BATCH:
+            way_out = f"at least {_LEAST_BATCH} are needed to learn anything"
+        raise UserError(
+            f"'{source.name}' has {len(source)} images, fewer than one batch of {batch}; {way_out}"
+        )
+    mean, std = config.data.mean, config.data.std
+    if not (mean and std):
+        measured_mean, measured_std = channel_statistics(source)
+        mean, std = mean or tuple(measured_mean), std or tuple(measured_std)
+    settled = dataclasses.replace(
+        config.data,
+        image_size=source.shape[1],
+        mean=mean,
+        std=std,
+        reader=getattr(source, "reader", "resident"),
+        window=getattr(source, "window", config.data.window),
+    )
+    return dataclasses.replace(
+        config,
+        data=settled,
+        training=dataclasses.replace(config.training, batch_size=batch),
+    )
