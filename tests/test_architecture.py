@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "spectral": {"errors", "eigensolver"},
     "eigensolver": {"errors"},
     "networks": {"errors", "options", "collective"},
-    "methods": {"errors", "options", "collective", "networks"},
+    "methods": {"errors", "options", "collective", "hardware", "networks"},
     "data": LEAVES,
     "config": {"errors"},
     "configfile": {"errors", "options", "config"},

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from eigenshot.cli_classify import classify
-from eigenshot.cli_common import DATA_HELP, find_own_code, refuse_several
+from eigenshot.cli_common import DATA_HELP, DeviceOption, find_own_code, refuse_several
 from eigenshot.cli_data import data_app
 from eigenshot.cli_embed import embed_command
 from eigenshot.cli_evaluate import evaluate
@@ -32,7 +32,6 @@ app.command("classify")(classify)
 app.command("embed")(embed_command)
 app.command("reproduce")(reproduce)
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 _stderr = Console(stderr=True)
 
 # What is wrong is wrong for all processes of a run, and the first one says so. The launcher then
@@ -63,7 +62,7 @@ def common(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """The whole story on embedded data: learn from unlabelled characters, read unseen ones."""
     from eigenshot.demo import run_demo
@@ -119,7 +118,7 @@ def pretrain(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")
     ] = False,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
     devices: Annotated[
         int, typer.Option(help="Processes a machine, each with a device of its own.")
     ] = 1,

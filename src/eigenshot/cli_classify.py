@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import find_own_code, refuse_several
+from eigenshot.cli_common import DeviceOption, find_own_code, refuse_several
 from eigenshot.errors import UserError
 
 
@@ -52,7 +52,7 @@ def classify(
         str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Classify your own images from a few examples of each class."""
     refuse_several("classify")

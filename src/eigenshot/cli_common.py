@@ -12,6 +12,8 @@ import typer
 
 from eigenshot.errors import UserError
 
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
 PrecisionOption = Annotated[
     str,
     typer.Option(help="Of the network's work: auto (bf16 where a GPU computes in it) or float32."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, PrecisionOption, find_own_code, together
+from eigenshot.cli_common import DATA_HELP, DeviceOption, PrecisionOption, find_own_code, together
 
 
 def embed_command(
@@ -25,7 +25,7 @@ def embed_command(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compute anew and keep nothing in the cache.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
     """Write the features of images to a file, with labels and paths where they are known."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, PrecisionOption, find_own_code, together
+from eigenshot.cli_common import DATA_HELP, DeviceOption, PrecisionOption, find_own_code, together
 
 if TYPE_CHECKING:
     from eigenshot.evaluation.protocol import Bench
@@ -22,7 +22,6 @@ BackboneOption = Annotated[
 NormaliseOption = Annotated[
     str, typer.Option(help="Channel mean and deviation: of the encoder, or of the data itself.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TrainOption = Annotated[str, typer.Option(help="Labelled images to learn from.")]
 TestOption = Annotated[str, typer.Option(help="Labelled images of the same classes to test on.")]

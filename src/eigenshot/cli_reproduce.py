@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from eigenshot.cli_common import find_own_code, refuse_several
+from eigenshot.cli_common import DeviceOption, find_own_code, refuse_several
 from eigenshot.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def reproduce(
     runs: Annotated[Path, typer.Option(help="Folder of the runs themselves.")] = Path(
         "runs/reproduce"
     ),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Fill a table of the paper: run what has no result yet, and print ours beside theirs."""
     from eigenshot.configfile import parse_override

@@ -183,7 +183,14 @@ class Config:
         return table
 
 
-_NEUTRAL = ("recipe", "checkpoint", "probe", "evaluation", "logging")
+_RECORDING = ("checkpoint", "probe", "logging")
+_NEUTRAL = ("recipe", "evaluation", *_RECORDING)
+
+
+def is_recording(key: str) -> bool:
+    """Whether a setting like ``"probe.every"`` decides what is recorded, or how fast, alone."""
+    section, _, name = key.partition(".")
+    return section in _RECORDING or (section == "engine" and name not in ("", "precision"))
 
 
 def _check_ranges(config: Config) -> None:

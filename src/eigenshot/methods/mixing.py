@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from eigenshot.collective import rank, world_size
 from eigenshot.errors import UserError
+from eigenshot.hardware import widest_float
 from eigenshot.methods.base import Method
 from eigenshot.networks import Backbone
 
@@ -59,11 +60,9 @@ class Mix:
 
     def to(self, device: torch.device) -> Self:
         """The same mix with its tensors on ``device``."""
-        # Apple's GPUs have no float64.
-        dtype = torch.float32 if device.type == "mps" else self.coefficient.dtype
         return replace(
             self,
-            coefficient=self.coefficient.to(dtype).to(device),
+            coefficient=self.coefficient.to(widest_float(device)).to(device),
             permutation=self.permutation.to(device),
         )
 

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from eigenshot.hardware import widest_float
+
 _STEPS_AT_THE_END = 7  # from 1/2 to the last digit of float64, with quadratic convergence
 
 
@@ -33,7 +35,7 @@ def cholesky_whitened(x: Tensor, ridge: float) -> Tensor:
     """
     # A check of the outcome would wait for the device. In float64 rounding is far below the ridge,
     # so the factor exists; in float32 it would not for embeddings that lie near a line.
-    wide = x if x.device.type == "mps" else x.double()
+    wide = x.to(widest_float(x.device))
     centred = wide - wide.mean(dim=0)
     covariance = centred.T @ centred / (len(x) - 1)
     factor, _ = torch.linalg.cholesky_ex(ridged(covariance, ridge))

@@ -8,22 +8,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from eigenshot.config import Config, flatten
+from eigenshot.config import Config, flatten, is_recording
 
-# These decide what is recorded and how fast: results of other ones are the same.
-_NEUTRAL_SECTIONS = ("checkpoint", "probe", "logging")
-_NEUTRAL_KEYS = ("engine.compile", "engine.capture")
 _MEASURED_WHEN_EMPTY = ("data.mean", "data.std", "data.window")
 _IN_THE_NAME = ("training.epochs", "training.seed")
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those of flat settings that make another result."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if key.partition(".")[0] not in _NEUTRAL_SECTIONS and key not in _NEUTRAL_KEYS
-    }
+    return {key: value for key, value in settings.items() if not is_recording(key)}
 
 
 def other_settings(
@@ -90,7 +83,7 @@ def _settles_later(key: str, now: Mapping[str, Any]) -> bool:
 
 
 def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
-    flat = flatten({key: value for key, value in table.items() if key not in _NEUTRAL_SECTIONS})
+    flat = lasting(flatten(table))
     plain: dict[str, Any] = json.loads(json.dumps(flat))  # no tuples, as in a result file
     return plain
 
