@@ -14,6 +14,7 @@ from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Backbone, Projector, create_backbone
 from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.training.step import standing_in
+from tests.methods.tiny import mix_at, views
 
 
 def standardised(batch: int, dimensions: int, seed: int = 0) -> Tensor:
@@ -29,20 +30,6 @@ def tiny_method(**options: object) -> DeepLaplacianEigenmapsMethod:
     method = create_method("dle", backbone, projector, **options).double()
     assert isinstance(method, DeepLaplacianEigenmapsMethod)
     return method
-
-
-def views(batch: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    shape = (batch, 1, 16, 16)
-    return (
-        torch.randn(shape, dtype=torch.float64, generator=generator),
-        torch.randn(shape, dtype=torch.float64, generator=generator),
-    )
-
-
-def mix_at(layer: int, batch: int = 6, coefficient: float = 0.3) -> Mix:
-    permutation = torch.roll(torch.arange(batch), 1)
-    return Mix(layer, torch.tensor(coefficient, dtype=torch.float64), permutation)
 
 
 class TestTrace:

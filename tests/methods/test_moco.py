@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import tomllib
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -13,19 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from eigenshot.configfile import method_table
 from eigenshot.errors import UserError
 from eigenshot.methods.mixing import Mix
 from eigenshot.methods.moco import MoCo, queue_contrast_loss
 from eigenshot.networks import Projector, create_backbone
+from tests.methods.tiny import mix_with_a_fixed_point as mix_at
+from tests.methods.tiny import rows, views
 
 BATCH = 6
 LENGTH = 20
 
 
 def unit_rows(seed: int, batch: int = BATCH, dimensions: int = 5) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    z = torch.randn(batch, dimensions, dtype=torch.float64, generator=generator)
-    return normalize(z, dim=1)
+    return normalize(rows(seed, batch, dimensions), dim=1)
 
 
 def tiny_method(**options: Any) -> MoCo:
@@ -33,17 +32,6 @@ def tiny_method(**options: Any) -> MoCo:
     backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
     projector = Projector(8, layers=2, width=12, out_features=5, norm=False, standardize=False)
     return MoCo(backbone, projector, **{"queue_length": LENGTH, **options}).double()
-
-
-def views(seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randn(2, BATCH, 1, 16, 16, dtype=torch.float64, generator=generator)
-    return first, second
-
-
-def mix_at(layer: int, coefficient: float | list[float] = 0.3) -> Mix:
-    permutation = torch.tensor([2, 0, 5, 3, 1, 4])  # with a fixed point
-    return Mix(layer, torch.tensor(coefficient, dtype=torch.float64), permutation)
 
 
 def info_nce(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) -> Tensor:
@@ -250,8 +238,7 @@ class TestOptions:
         assert MoCo(backbone, nn.Linear(8, 5), queue_length=4).queue.shape == (4, 5)
 
     def test_the_recipe_states_the_defaults(self) -> None:
-        text = files("eigenshot").joinpath("recipes/methods/mocov2.toml").read_text()
-        options = tomllib.loads(text)["method"]["options"]
+        options = method_table("mocov2")["method"]["options"]
         defaults = inspect.signature(MoCo).parameters
         assert options == {name: defaults[name].default for name in options}
         assert set(options) == {"temperature", "queue_length", "momentum", "symmetric"}

@@ -13,7 +13,7 @@ from eigenshot.methods.mixing import Mix
 from eigenshot.methods.shuffled_dbn import Shuffle, ShuffledDBN, ShuffledMix, decorrelated
 from eigenshot.networks import Projector, create_backbone
 from eigenshot.spectral import laplacian_eigenmaps
-from tests.methods.test_dle import mix_at, views
+from tests.methods.tiny import mix_at, views
 
 DIMENSIONS = 12
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import tomllib
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -13,17 +11,14 @@ import torch
 from pytorch_metric_learning.losses import NTXentLoss
 from torch import Tensor
 
+from eigenshot.configfile import method_table
 from eigenshot.errors import UserError
-from eigenshot.methods.mixing import Mix
 from eigenshot.methods.simclr import SimCLR, nt_xent_loss
 from eigenshot.networks import Projector, create_backbone
+from tests.methods.tiny import mix_with_a_fixed_point as mix_at
+from tests.methods.tiny import rows, views
 
 BATCH = 6
-
-
-def rows(seed: int, batch: int = BATCH, dimensions: int = 5) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, dimensions, dtype=torch.float64, generator=generator)
 
 
 def tiny_method(**options: Any) -> SimCLR:
@@ -31,17 +26,6 @@ def tiny_method(**options: Any) -> SimCLR:
     backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
     projector = Projector(8, layers=2, width=12, out_features=5, standardize=False)
     return SimCLR(backbone, projector, **options).double()
-
-
-def views() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    first, second = torch.randn(2, BATCH, 1, 16, 16, dtype=torch.float64, generator=generator)
-    return first, second
-
-
-def mix_at(layer: int, coefficient: float | list[float] = 0.3) -> Mix:
-    permutation = torch.tensor([2, 0, 5, 3, 1, 4])  # with a fixed point
-    return Mix(layer, torch.tensor(coefficient, dtype=torch.float64), permutation)
 
 
 def pair_loss(everything: list[Tensor], x: int, y: int, temperature: float) -> Tensor:
@@ -214,7 +198,6 @@ class TestMethod:
             tiny_method(temperature=temperature)
 
     def test_the_recipe_states_the_defaults(self) -> None:
-        text = files("eigenshot").joinpath("recipes/methods/simclr.toml").read_text()
-        options = tomllib.loads(text)["method"]["options"]
+        options = method_table("simclr")["method"]["options"]
         defaults = inspect.signature(SimCLR).parameters
         assert options == {"temperature": defaults["temperature"].default}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import tomllib
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eigenshot.configfile import method_table
 from eigenshot.errors import UserError
 from eigenshot.methods.mixing import Mix
 from eigenshot.methods.spectral_contrastive import (
@@ -24,13 +23,10 @@ from eigenshot.methods.spectral_contrastive import (
 )
 from eigenshot.networks import Projector, create_backbone
 from eigenshot.spectral import degrees, laplacian_eigenmaps, pairs_graph
+from tests.methods.tiny import mix_with_a_fixed_point as mix_at
+from tests.methods.tiny import rows, views
 
 BATCH = 6
-
-
-def rows(seed: int, batch: int = BATCH, dimensions: int = 5) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, dimensions, dtype=torch.float64, generator=generator)
 
 
 def tiny_method(standardize: bool = True, **options: Any) -> SpectralContrastive:
@@ -38,17 +34,6 @@ def tiny_method(standardize: bool = True, **options: Any) -> SpectralContrastive
     backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
     projector = Projector(8, layers=2, width=12, out_features=5, standardize=standardize)
     return SpectralContrastive(backbone, projector, **options).double()
-
-
-def views() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    first, second = torch.randn(2, BATCH, 1, 16, 16, dtype=torch.float64, generator=generator)
-    return first, second
-
-
-def mix_at(layer: int, coefficient: float | list[float] = 0.3) -> Mix:
-    permutation = torch.tensor([2, 0, 5, 3, 1, 4])  # with a fixed point
-    return Mix(layer, torch.tensor(coefficient, dtype=torch.float64), permutation)
 
 
 def loss_of(z_a: Tensor, z_b: Tensor, mix: Mix | None = None) -> Tensor:
@@ -250,6 +235,5 @@ class TestMethod:
             tiny_method(mu=mu)
 
     def test_the_recipe_states_the_defaults(self) -> None:
-        text = files("eigenshot").joinpath("recipes/methods/spectral-contrastive.toml").read_text()
-        options = tomllib.loads(text)["method"]["options"]
+        options = method_table("spectral-contrastive")["method"]["options"]
         assert options == {"mu": inspect.signature(SpectralContrastive).parameters["mu"].default}

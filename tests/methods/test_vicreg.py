@@ -14,7 +14,8 @@ from eigenshot.errors import UserError
 from eigenshot.methods import DeepLaplacianEigenmapsMethod
 from eigenshot.methods.vicreg import VICReg, covariance_loss, variance_loss
 from eigenshot.networks import Projector, create_backbone
-from tests.methods.test_dle import mix_at, standardised, views
+from tests.methods.test_dle import standardised
+from tests.methods.tiny import mix_at, views
 
 
 def tiny_method(*, standardize: bool = False, **options: float | str) -> VICReg:
@@ -111,22 +112,6 @@ class TestMethod:
         torch.testing.assert_close(terms["invariance"], (target - z_b).square().mean())
         torch.testing.assert_close(terms["variance"], variance_loss(z_a) + variance_loss(z_b))
         torch.testing.assert_close(terms["covariance"], covariance_loss(z_a) + covariance_loss(z_b))
-
-    def test_a_coefficient_of_one_is_no_mixing(self) -> None:
-        method = tiny_method()
-        torch.testing.assert_close(method(*views(), mix_at(2, coefficient=1.0)), method(*views()))
-
-    def test_gradients_flow_through_both_branches(self) -> None:
-        view_a, view_b = (view.requires_grad_() for view in views())
-        tiny_method()(view_a, view_b, mix_at(2))["loss"].backward()
-        for view in (view_a, view_b):
-            assert view.grad is not None
-            assert view.grad.abs().sum() > 0
-
-    def test_the_objective_of_rows_is_the_forward_pass(self) -> None:
-        method, mix = tiny_method(), mix_at(1)
-        terms = method.objective(*method.represent(*views(), mix), mix)
-        torch.testing.assert_close(terms, method(*views(), mix))
 
     def test_defaults_are_those_of_the_recipe(self) -> None:
         table, method = method_table("vicreg"), tiny_method()

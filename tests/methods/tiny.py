@@ -32,3 +32,15 @@ def mix_at(layer: int, batch: int = 6, coefficient: float = 0.3) -> Mix:
     """A mix of every image with the one before it."""
     permutation = torch.roll(torch.arange(batch), 1)
     return Mix(layer, torch.tensor(coefficient, dtype=torch.float64), permutation)
+
+
+def mix_with_a_fixed_point(layer: int, coefficient: float | list[float] = 0.3) -> Mix:
+    """A mix of six images in which one is its own partner; one λ, or one for each."""
+    permutation = torch.tensor([2, 0, 5, 3, 1, 4])
+    return Mix(layer, torch.tensor(coefficient, dtype=torch.float64), permutation)
+
+
+def rows(seed: int, batch: int = 6, dimensions: int = 5) -> Tensor:
+    """Embeddings ``(batch, dimensions)`` with nothing in common, the same ones for a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, dimensions, dtype=torch.float64, generator=generator)
