@@ -26,7 +26,7 @@ from eigenshot.reporter import ConsoleReporter, Reporter
 from eigenshot.training.pretrain import pretrain
 
 # Epochs with the bar, and as many without, after a first one.
-_BAR_EPOCHS = 5
+_BAR_EPOCHS = 12
 
 BAR_SETTINGS: dict[str, Any] = {
     "training.epochs": 1 + 2 * _BAR_EPOCHS,
