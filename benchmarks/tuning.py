@@ -4,9 +4,9 @@
 
 A TOML file names the recipe, the settings that all runs share (``[base]``) and the variations.
 Each run is trained on the train classes and scored on the validation classes only, by few-shot
-accuracy under several transforms of the features and strengths C; the test classes are not looked
-at. One line of JSON a run is added to ``--out``; a variation that has a line for these epochs and
-this seed, and the same settings, is not run again.
+accuracy under several transforms of the features, strengths C and crops of the images; the test
+classes are not looked at. One line of JSON a run is added to ``--out``; a variation that has a line
+for these epochs and this seed, and the same settings, is not run again.
 
 Several runs side by side share one GPU; under NVIDIA's multi-process service they take the time of
 fewer. A run that would not end within ``--minutes``, going by the slowest so far, is not begun.
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from eigenshot.hardware import choose_device, environment
 from eigenshot.training.pretrain import pretrain
 
 _SETTINGS = [(transform, C) for transform in ("l2", "centre", "power") for C in (1.0, 10.0)]
+_SHOTS = (1, 5)
 _EPISODES = 2000
 _BASE_IMAGES = 4000  # training images whose mean is taken off by "centre"
 
@@ -58,36 +60,33 @@ def configured(table: dict[str, Any], name: str, *, epochs: int, seed: int, comp
 
 
 def scores(encoder: Encoder, data: str, device: str) -> dict[str, dict[str, float]]:
-    """Validation accuracy in percent by shots and ``transform C``."""
+    """Validation accuracy in percent by shots and ``transform C``, of whole images and of crops."""
     size, channels = encoder.preprocessing.image_size, encoder.preprocessing.channels
     train, validation = (
         open_source(data, split=split, image_size=size, channels=channels)
         for split in ("train", "validation")
     )
     some = train.images(np.arange(0, len(train), max(1, len(train) // _BASE_IMAGES)))
-    base_mean = encoder.transform(some, device=device).mean(axis=0)
-    features = encoder.transform(validation, device=device)
     assert validation.labels is not None
-    return {
-        str(shots): {
-            f"{transform} {C:g}": round(
-                evaluate_fewshot(
-                    features,
-                    validation.labels,
-                    shots=shots,
-                    episodes=_EPISODES,
-                    C=C,
-                    transform=transform,  # type: ignore[arg-type]
-                    base_mean=base_mean,
-                    device=device,
-                    class_names=validation.class_names,
-                ).accuracy,
-                2,
+    found: dict[str, dict[str, float]] = {str(shots): {} for shots in _SHOTS}
+    for crops, suffix in (("whole", ""), ("ten", " ten")):
+        cropped = encoder.with_crops(crops)  # type: ignore[arg-type]
+        base_mean = cropped.transform(some, device=device).mean(axis=0)
+        features = cropped.transform(validation, device=device)
+        for shots, (transform, C) in product(_SHOTS, _SETTINGS):
+            result = evaluate_fewshot(
+                features,
+                validation.labels,
+                shots=shots,
+                episodes=_EPISODES,
+                C=C,
+                transform=transform,  # type: ignore[arg-type]
+                base_mean=base_mean,
+                device=device,
+                class_names=validation.class_names,
             )
-            for transform, C in _SETTINGS
-        }
-        for shots in (1, 5)
-    }
+            found[str(shots)][f"{transform} {C:g}{suffix}"] = round(result.accuracy, 2)
+    return found
 
 
 def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import DeviceOption, find_own_code, refuse_several
+from eigenshot.cli_common import CropsOption, DeviceOption, find_own_code, refuse_several
 from eigenshot.errors import UserError
 
 
@@ -51,6 +51,7 @@ def classify(
     backbone: Annotated[
         str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
     ] = None,
+    crops: CropsOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -62,10 +63,10 @@ def classify(
     run = None if classifier is not None else given.pop(0)
     if classifier is None and support is None:
         raise UserError("expected --support, a folder with a sub-folder a class, found none")
-    if classifier is not None and (support is not None or C is not None):
+    if classifier is not None and not (support is None and C is None and crops is None):
         raise UserError(
-            "a kept classifier has its support and its C: leave out --support and --C, "
-            "or leave out --classifier"
+            "a kept classifier has its support, its C and its crops: leave out --support, --C and "
+            "--crops, or leave out --classifier"
         )
     if not query:
         raise UserError("expected --query, a folder or image files to classify, found none")
@@ -89,7 +90,7 @@ def classify(
     reporter = ConsoleReporter(Console(stderr=True))
     find_own_code(backbone)
     report = classify_images(
-        load_encoder(run, backbone=backbone)
+        load_encoder(run, backbone=backbone).with_crops(crops)  # type: ignore[arg-type]
         if run is not None
         else load_classifier(str(classifier), backbone=backbone),
         support,

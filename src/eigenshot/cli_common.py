@@ -19,6 +19,14 @@ PrecisionOption = Annotated[
     typer.Option(help="Of the network's work: auto (bf16 where a GPU computes in it) or float32."),
 ]
 
+CropsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of every image: whole, five (corners and centre) or ten (and mirrored); their "
+        "features are averaged. By default the encoder's own: whole."
+    ),
+]
+
 DATA_HELP = (
     "A folder of images, a benchmark (see 'eigenshot data list'), a folder or file of parquet "
     "shards, a hub repository owner/name, or an .npz file."

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, DeviceOption, PrecisionOption, find_own_code, together
+from eigenshot.cli_common import (
+    DATA_HELP,
+    CropsOption,
+    DeviceOption,
+    PrecisionOption,
+    find_own_code,
+    together,
+)
 
 
 def embed_command(
@@ -22,6 +29,7 @@ def embed_command(
     backbone: Annotated[
         str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
     ] = None,
+    crops: CropsOption = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compute anew and keep nothing in the cache.")
     ] = False,
@@ -42,6 +50,7 @@ def embed_command(
             out,
             split=split,
             backbone=backbone,
+            crops=crops,  # type: ignore[arg-type]
             device=device,
             reporter=ConsoleReporter(Console(stderr=True)) if speaks else Reporter(),
             cache=not no_cache,

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, DeviceOption, PrecisionOption, find_own_code, together
+from eigenshot.cli_common import (
+    DATA_HELP,
+    CropsOption,
+    DeviceOption,
+    PrecisionOption,
+    find_own_code,
+    together,
+)
 
 if TYPE_CHECKING:
     from eigenshot.evaluation.protocol import Bench
@@ -33,6 +40,7 @@ def _bench(
     precision: str,
     backbone: str | None,
     normalise: str,
+    crops: str | None,
     speaks: bool,
 ) -> Bench:
     from rich.console import Console
@@ -42,7 +50,7 @@ def _bench(
 
     find_own_code(backbone)
     reporter = ConsoleReporter(Console(stderr=True)) if speaks else Reporter()
-    return Bench(run, device, backbone, normalise, reporter, precision)  # type: ignore[arg-type]
+    return Bench(run, device, backbone, normalise, reporter, precision, crops)  # type: ignore[arg-type]
 
 
 @evaluate.command("fewshot")
@@ -85,6 +93,7 @@ def fewshot(
     seed: Annotated[int, typer.Option(help="Seed of the tasks.")] = 0,
     backbone: BackboneOption = None,
     normalise: NormaliseOption = "encoder",
+    crops: CropsOption = None,
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -110,10 +119,10 @@ def fewshot(
     }
     differences: dict[int, tuple[float, float]] = {}
     with together(device) as speaks:
-        bench = _bench(run, device, precision, backbone, normalise, speaks)
+        bench = _bench(run, device, precision, backbone, normalise, crops, speaks)
         results = fewshot_of_run(bench, data, **settings)
         if against is not None:
-            bench = _bench(against, device, precision, backbone, normalise, speaks)
+            bench = _bench(against, device, precision, backbone, normalise, crops, speaks)
             others = fewshot_of_run(bench, data, **settings)
             for (result, _), (other, _) in zip(results, others, strict=True):
                 differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]
@@ -126,6 +135,7 @@ def fewshot(
             **{name: value for name, value in settings.items() if name != "shots"},
             "data": data,
             "normalise": normalise,
+            "crops": bench.encoder.preprocessing.crops,
         }
         record["selected"] = {
             str(result.shots): {
@@ -170,6 +180,7 @@ def linear(
     momentum: Annotated[float, typer.Option(help="Of the SGD; the paper leaves it open.")] = 0.9,
     seed: Annotated[int, typer.Option(help="Seed of the SGD.")] = 0,
     backbone: BackboneOption = None,
+    crops: CropsOption = None,
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -179,7 +190,7 @@ def linear(
 
     with together(device) as speaks:
         result = linear_of_run(
-            _bench(run, device, precision, backbone, "encoder", speaks),
+            _bench(run, device, precision, backbone, "encoder", crops, speaks),
             train,
             test,
             exact=exact,
@@ -202,6 +213,7 @@ def knn(
     temperature: Annotated[float, typer.Option(help="Of the votes exp(cosine / T).")] = 0.1,
     backbone: BackboneOption = None,
     normalise: NormaliseOption = "encoder",
+    crops: CropsOption = None,
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -211,7 +223,7 @@ def knn(
 
     with together(device) as speaks:
         accuracy = knn_of_run(
-            _bench(run, device, precision, backbone, normalise, speaks),
+            _bench(run, device, precision, backbone, normalise, crops, speaks),
             train,
             test,
             neighbours=neighbours,

@@ -134,6 +134,7 @@ class EvaluationConfig:
     select: bool = False  # choose C and transform on the validation classes
     support_views: int = 0  # random views of each example that join it
     normalise: Literal["encoder", "data"] = "encoder"
+    crops: Literal["whole", "five", "ten"] = "whole"  # of an image, whose features are averaged
     linear_epochs: int = 100  # of the linear evaluation by SGD, as the next two
     linear_lr: float = 30.0
     linear_momentum: float = 0.9

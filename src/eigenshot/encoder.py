@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -11,8 +11,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from eigenshot.data.opening import as_images
+from eigenshot.data.views.crops import Crops, check_crops, fixed_crops
 from eigenshot.data.views.views import normalise
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.hardware import Precision, resolve_precision
@@ -27,12 +29,27 @@ _BATCH_SIZE = {"cuda": 1024}
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What an image goes through before the network: side length, channels, normalisation."""
+    """What an image goes through before the network: side length, channels, normalisation.
+
+    ``crops`` are what the network looks at: the whole image, or fixed crops of it, of whose
+    features of unit length the mean is taken.
+    """
 
     image_size: int
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    crops: Crops = "whole"
+
+    def __post_init__(self) -> None:
+        check_crops(self.crops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; whole images go without saying, as in older files."""
+        fields = asdict(self)
+        if self.crops == "whole":
+            del fields["crops"]
+        return fields
 
 
 @dataclass
@@ -65,6 +82,8 @@ class Encoder:
     ) -> np.ndarray:
         """Features of images, ``(N, out_features)`` float32, after global average pooling.
 
+        With crops (`with_crops`) the mean of their features, each of unit length.
+
         Parameters
         ----------
         images : a source, a folder, image files, Pillow images, or an array ``(N, H, W)``,
@@ -90,7 +109,7 @@ class Encoder:
             for start in range(0, len(source), batch):
                 rows = np.arange(start, min(start + batch, len(source)))
                 pictures = source.images(rows).to(device)
-                features[start : start + len(rows)] = self.features(pictures, precision=precision)
+                features[start : start + len(rows)] = self._of_crops(pictures, precision)
                 if progress is not None:
                     progress(start + len(rows), len(source))
         finally:
@@ -125,6 +144,27 @@ class Encoder:
             found: Tensor = self.backbone(pictures)
         return found.float()
 
+    def with_crops(self, crops: Crops | None) -> Encoder:
+        """The same encoder, sharing its weights, that looks at other ``crops`` of an image.
+
+        ``"whole"`` is the image itself, ``"five"`` corners and centre, ``"ten"`` these and their
+        mirror images: five and ten times the work. None changes nothing.
+        """
+        if crops is None:
+            return self
+        return replace(self, preprocessing=replace(self.preprocessing, crops=crops))
+
+    def _of_crops(self, images: Tensor, precision: Precision) -> Tensor:
+        """Features of uint8 ``(B, C, H, W)``, the mean over crops; ``(B, out_features)``."""
+        crops = self.preprocessing.crops
+        if crops == "whole":
+            return self.features(images, precision=precision)
+        found = [
+            functional.normalize(self.features(view, precision=precision), dim=1)
+            for view in fixed_crops(self.normalise(images), crops)
+        ]
+        return torch.stack(found).mean(dim=0)
+
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 ``(B, C, H, W)`` to what the backbone takes, float32 of the same shape."""
         return normalise(images, self.preprocessing.mean, self.preprocessing.std)
@@ -138,7 +178,7 @@ class Encoder:
         """All but the weights, as plain values."""
         return {
             "architecture": self.architecture,
-            "preprocessing": asdict(self.preprocessing),
+            "preprocessing": self.preprocessing.to_dict(),
             "provenance": self.provenance,
         }
 
@@ -187,6 +227,7 @@ def encoder_from(
             channels=int(fields["channels"]),
             mean=tuple(fields["mean"]),
             std=tuple(fields["std"]),
+            crops=fields.get("crops", "whole"),
         )
         architecture = dict(header["architecture"])
         name, options = architecture["name"], architecture["options"]

@@ -203,7 +203,8 @@ class TestCommand:
             (["--query", "q"], "expected a run's folder, or --classifier FILE"),
             (["run", "--query", "q"], "expected --support"),
             (["run", "--support", "s"], "expected --query"),
-            (["--classifier", "c", "--query", "q", "-C", "2"], "leave out --support and --C"),
+            (["--classifier", "c", "--query", "q", "-C", "2"], "leave out --support, --C and"),
+            (["--classifier", "c", "--query", "q", "--crops", "ten"], "and --crops, or leave out"),
             (
                 ["run", "--support", "s", "--query", "q", "--out", "no/p.csv"],
                 "no such folder: 'no'",

@@ -92,3 +92,15 @@ def test_a_precision_that_the_device_has_not(bench: Bench) -> None:
     assert bench.precision == "float32"
     with pytest.raises(UserError, match="bf16 needs a GPU"):
         Bench(bench.run, device="cpu", precision="bf16")
+
+
+def test_crops_are_of_all_images_that_are_compared(bench: Bench, tmp_path: Path) -> None:
+    both = shards(tmp_path / "both", train=6, test=4)
+    cropped = Bench(bench.run, device="cpu", reporter=Listener(), crops="five")
+    source, _ = cropped.open_labelled(both, "test", "test")
+    expected = bench.encoder.with_crops("five").transform(source)
+    np.testing.assert_array_equal(cropped.features(source), expected)
+    assert not np.allclose(bench.features(source), expected)
+    assert 0 <= knn_of_run(cropped, both, both, neighbours=1) <= 100
+    with pytest.raises(UserError, match="unknown crops 'all'"):
+        Bench(bench.run, device="cpu", crops="all")  # type: ignore[arg-type]

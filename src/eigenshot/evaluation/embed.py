@@ -18,6 +18,7 @@ from eigenshot.data.naming import choose_split, folder_of
 from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
+from eigenshot.data.views.crops import Crops
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.features import encoder_digest, extract_features
@@ -33,6 +34,7 @@ def embed(
     *,
     split: str | None = None,
     backbone: nn.Module | str | None = None,
+    crops: Crops | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
     cache: bool = True,
@@ -55,6 +57,7 @@ def embed(
     ----------
     split : of a benchmark or of shards; ``"test"`` by default, as in evaluation.
     backbone : for an encoder with a network of the user's own, as `load_encoder` takes it.
+    crops : what features are made of, as `Encoder.with_crops` takes it; None: the encoder's own.
     cache : whether features are taken from the cache, and kept there.
     precision : of the network's work, as `Encoder.transform` takes it.
     together : several processes call this at the same time, each with a device of its own. They
@@ -63,7 +66,7 @@ def embed(
     reporter = reporter or Reporter()
     target = _check_target(out, data)
     chosen = choose_device(device)
-    encoder = load_encoder(run, backbone=backbone)
+    encoder = load_encoder(run, backbone=backbone).with_crops(crops)
     source = _open(data, encoder, split, reporter)
     _prepare_folder(target)  # before the work: its result must have a place
     told = len(getattr(source, "unreadable", ()))

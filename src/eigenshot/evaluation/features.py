@@ -13,7 +13,6 @@ import json
 import os
 import re
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,7 @@ def encoder_digest(encoder: Encoder) -> str:
     Neither the device nor the memory layout of the weights matters, nor the provenance: encoders
     of equal digest give equal features up to rounding.
     """
-    preprocessing = asdict(encoder.preprocessing)
+    preprocessing = encoder.preprocessing.to_dict()
     for name in ("mean", "std"):  # 0 and 0.0 normalise alike
         preprocessing[name] = [float(value) for value in preprocessing[name]]
     digest = hashlib.blake2b(digest_size=16)

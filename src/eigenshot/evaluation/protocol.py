@@ -23,6 +23,7 @@ from eigenshot.data.opening import (
 )
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
+from eigenshot.data.views.crops import Crops
 from eigenshot.data.views.views import View
 from eigenshot.encoder import Encoder, load_encoder
 from eigenshot.errors import UserError
@@ -48,7 +49,8 @@ class Bench:
 
     ``normalisation`` ``"data"`` standardises the channels of every data set by its own mean and
     deviation, which helps across domains; ``"encoder"`` uses those that it was trained with.
-    ``precision`` is that of the network's work.
+    ``precision`` is that of the network's work. ``crops`` are what features are made of, as
+    `Encoder.with_crops` takes them; None leaves the encoder its own.
     """
 
     run: str | Path
@@ -57,6 +59,7 @@ class Bench:
     normalisation: Normalisation = "encoder"
     reporter: Reporter = dataclasses.field(default_factory=Reporter)
     precision: Precision = "auto"
+    crops: Crops | None = None
 
     def __post_init__(self) -> None:
         if self.normalisation not in ("encoder", "data"):
@@ -64,7 +67,7 @@ class Bench:
         self.device = choose_device(self.device)
         self.precision = resolve_precision(self.precision, self.device)
         self.how: dict[str, Any] = {"device": self.device, "precision": self.precision}
-        self.encoder = load_encoder(self.run, backbone=self.backbone)
+        self.encoder = load_encoder(self.run, backbone=self.backbone).with_crops(self.crops)
 
     def open(self, data: Any, split: str | None) -> Source:
         """``data`` in the encoder's own shape; ``split`` of what has splits."""

@@ -156,6 +156,7 @@ def _measure(run: PlannedRun, folder: Path, device: str, reporter: Reporter) -> 
         own if ":" in own else None,
         settings.normalise,
         reporter,
+        crops=settings.crops,
     )
     if run.part.measure == "fewshot":
         return _measure_fewshot(run, bench)
