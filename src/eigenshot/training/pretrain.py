@@ -35,6 +35,7 @@ from eigenshot.training.launch import (
     require_agreement,
 )
 from eigenshot.training.loop import Interrupted, train
+from eigenshot.training.memory import memory_explained
 from eigenshot.training.plan import Plan, make_plan
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
@@ -136,19 +137,20 @@ def _run(plan: Plan, fabric: Any, reporter: Reporter, deadline: float | None) ->
         if plan.finished:
             reporter.note(f"'{folder.path}' is finished already")
             return _read_finished(folder, parts)
-        if fabric.world_size > 1:  # measured by all, and what depends on it is alike on all
-            seconds = torch.tensor(seconds_a_step(parts), device=fabric.device)
-            parts.seconds_a_step = float(mean_over_ranks(seconds))
-        if not plan.going_on:
-            if plan.resume:
-                reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
-            _announce(parts, reporter)
-        with all_or_none(fabric):
-            # After the trial steps of the estimate: what they refuse leaves no folder behind.
-            if not plan.going_on and rank() == 0:
-                folder.start(config, identity)
-        told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
-        progress = _train(parts, folder, probe, reporter, plan.going_on, deadline)
+        with memory_explained(parts):
+            if fabric.world_size > 1:  # measured by all, and what depends on it is alike on all
+                seconds = torch.tensor(seconds_a_step(parts), device=fabric.device)
+                parts.seconds_a_step = float(mean_over_ranks(seconds))
+            if not plan.going_on:
+                if plan.resume:
+                    reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
+                _announce(parts, reporter)
+            with all_or_none(fabric):
+                # After the trial steps of the estimate: what they refuse leaves no folder behind.
+                if not plan.going_on and rank() == 0:
+                    folder.start(config, identity)
+            told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
+            progress = _train(parts, folder, probe, reporter, plan.going_on, deadline)
     finally:
         tell_unreadable(source, reporter, told)  # a stream has found them on its way
         if callable(close := getattr(source, "close", None)):  # and has workers
