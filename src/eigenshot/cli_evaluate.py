@@ -152,9 +152,11 @@ def fewshot(
         }
         typer.echo(json.dumps(record))
         return
+    own = bench.encoder.preprocessing.crops
+    looked_at = "" if own == "whole" else f", {own} crops"
     for result, chosen in results:
         chance = f"guessing gives {100 / result.ways:.0f} %"
-        name = f"{result.ways}-way {result.shots}-shot, {classifier}"
+        name = f"{result.ways}-way {result.shots}-shot, {classifier}{looked_at}"
         typer.echo(f"{name}  {result}  ({episodes:,} episodes; {chance})")
         if chosen:
             typer.echo(
