@@ -82,7 +82,7 @@ def pretrain(
         typer.Option(
             help="Settings by name or TOML file. By default the benchmark's own (glyphs, fc100, "
             "cifar-fs, miniimagenet, cub, cifar10, cifar100, stl10), else folder; also "
-            "fc100-best, miniimagenet-wrn."
+            "fc100-best, miniimagenet-best, miniimagenet-wrn."
         ),
     ] = None,
     method: Annotated[
