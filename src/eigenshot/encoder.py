@@ -16,7 +16,7 @@ from torch.nn import functional
 from eigenshot.data.opening import as_images
 from eigenshot.data.views.crops import Crops, check_crops, fixed_crops
 from eigenshot.data.views.views import normalise
-from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.errors import CorruptFileError, UserError, check_at_least
 from eigenshot.hardware import Precision, resolve_precision
 from eigenshot.networks import Backbone, as_backbone, create_backbone
 from eigenshot.tensorfile import read_tensors, write_tensors
@@ -93,8 +93,8 @@ class Encoder:
             ``"float32"``.
         progress : called with the number of images done and of all.
         """
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, found {batch_size}")
+        if batch_size is not None:
+            check_at_least(1, batch_size=batch_size)
         source = as_images(
             images, image_size=self.preprocessing.image_size, channels=self.preprocessing.channels
         )

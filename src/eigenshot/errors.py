@@ -23,6 +23,20 @@ class CorruptFileError(UserError):
     """A file that is not what it should be: truncated, altered, or from another program."""
 
 
+def check_positive(**values: float) -> None:
+    """Refuse the first value that is not above zero, by its name."""
+    for name, value in values.items():
+        if not value > 0:
+            raise UserError(f"{name} must be positive, found {value}")
+
+
+def check_at_least(least: int, **values: int) -> None:
+    """Refuse the first value below ``least``, by its name."""
+    for name, value in values.items():
+        if value < least:
+            raise UserError(f"{name} must be at least {least}, found {value}")
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """``"; did you mean 'resnet12'?"`` for the nearest of ``choices``, or their list."""
     known = sorted(choices)

@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from eigenshot.data.cache import load_cached, store_cached
 from eigenshot.data.source import ArraySource
-from eigenshot.errors import UserError
+from eigenshot.errors import check_at_least
 from eigenshot.options import lookup
 from eigenshot.randomness import derive_seed, numpy_generator
 
@@ -170,8 +170,7 @@ def load_glyphs(split: str = "train", *, per_class: int = 20, seed: int = 0) -> 
 
     Deterministic in ``seed`` and kept in the cache folder, so that they are drawn once.
     """
-    if per_class < 1:
-        raise UserError(f"per_class must be at least 1, found {per_class}")
+    check_at_least(1, per_class=per_class)
     characters = split_classes(split)
     key = f"glyphs-{split}-{per_class}-{seed}-{_versions()}"
     cached = load_cached(key, shape=(len(characters) * per_class, 1, SIDE, SIDE))

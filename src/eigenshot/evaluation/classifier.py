@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from eigenshot.encoder import Encoder
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive
 from eigenshot.evaluation.assessment import assess
 from eigenshot.evaluation.calibration import balance, hold_out, logit_spread, tempered
 from eigenshot.evaluation.logistic import fit_logistic
@@ -200,8 +200,7 @@ class FewShotClassifier(BaseEstimator):
         """Fit to features ``(n, d)`` that the encoder made; ``names`` are for messages."""
         table = self._checked(features)
         targets = check_labels(labels, len(table))
-        if not self.C > 0:
-            raise UserError(f"C must be positive, found {self.C}")
+        check_positive(C=self.C)
         if self.reject is not None:
             check_rate(self.reject)
         options: dict[str, Any] = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_at_least
 from eigenshot.randomness import numpy_generator
 
 
@@ -42,15 +42,9 @@ def draw_episodes(
     labels : ``(N,)`` integers.
     class_names : for error messages; the label itself is named without them.
     """
-    for name, value, least in (
-        ("ways", ways, 2),
-        ("shots", shots, 1),
-        ("queries", queries, 1),
-        ("episodes", episodes, 1),
-        ("seed", seed, 0),
-    ):
-        if value < least:
-            raise UserError(f"{name} must be at least {least}, found {value}")
+    check_at_least(2, ways=ways)
+    check_at_least(1, shots=shots, queries=queries, episodes=episodes)
+    check_at_least(0, seed=seed)
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) < ways:
         raise UserError(

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eigenshot.errors import UserError
-from eigenshot.evaluation.tables import check_positive, checked_split, checked_table
+from eigenshot.errors import UserError, check_positive
+from eigenshot.evaluation.tables import checked_split, checked_table
 
 _ROWS = 8192  # of a table that are converted at once
 _BLOCK = 65_536  # training images compared at once

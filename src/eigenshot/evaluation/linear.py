@@ -22,9 +22,9 @@ from torch.nn import functional
 from eigenshot.data.source import Source
 from eigenshot.data.views.views import View, create_view
 from eigenshot.encoder import Encoder
-from eigenshot.errors import TrainingDiverged, UserError
+from eigenshot.errors import TrainingDiverged, UserError, check_positive
 from eigenshot.evaluation.logistic import NotConverged
-from eigenshot.evaluation.tables import Split, check_positive, checked_split, source_classes
+from eigenshot.evaluation.tables import Split, checked_split, source_classes
 from eigenshot.hardware import Precision, widest_float
 from eigenshot.randomness import numpy_generator, torch_generator
 

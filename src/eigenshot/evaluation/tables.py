@@ -61,13 +61,6 @@ def _on_host(values: np.ndarray | Tensor) -> np.ndarray:
     return array
 
 
-def check_positive(**values: float) -> None:
-    """Refuse the first value that is not above zero, by its name."""
-    for name, value in values.items():
-        if not value > 0:
-            raise UserError(f"{name} must be positive, found {value}")
-
-
 @dataclass(frozen=True)
 class Split:
     """Checked features ``(N, d)`` and ``(M, d)`` with classes ``(N,)`` and ``(M,)`` in 0 … K−1.

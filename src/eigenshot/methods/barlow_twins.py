@@ -15,7 +15,7 @@ from eigenshot.collective import batch_mean, gather_rows, sum_over_ranks, world_
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
 from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod
+from eigenshot.methods.pairs import PairMethod, check_pair
 from eigenshot.networks import Backbone
 
 # Far below any real variance, as in `eigenshot.networks.projector.Standardize`.
@@ -43,11 +43,7 @@ def cross_correlation_loss(
     ----------
     z_a, z_b : ``(batch, K)``, row i of both belongs to one image. They are standardised here.
     """
-    if z_a.ndim != 2 or z_a.shape != z_b.shape:
-        raise UserError(
-            "expected z_a and z_b of one shape (batch, K), "
-            f"found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
-        )
+    check_pair(z_a, z_b)
     batch, dimensions = len(z_a) * world_size(), z_a.shape[1]
     if route == "auto":
         route = "gram" if batch < dimensions else "covariance"

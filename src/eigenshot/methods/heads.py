@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from eigenshot.collective import batch_mean
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_at_least
 from eigenshot.methods.base import exact
 from eigenshot.networks import Projector
 
@@ -27,8 +27,7 @@ def embedding_length(projector: nn.Module) -> int:
 
 def create_predictor(projector: nn.Module, width: int) -> Projector:
     """Two layers from an embedding to one of the same length, ``(batch, K)`` to ``(batch, K)``."""
-    if width < 1:
-        raise UserError(f"predictor_width must be at least 1, found {width}")
+    check_at_least(1, predictor_width=width)
     length = embedding_length(projector)
     return Projector(length, layers=2, width=width, out_features=length, standardize=False)
 

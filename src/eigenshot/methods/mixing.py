@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.collective import rank, world_size
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive
 from eigenshot.hardware import widest_float
 from eigenshot.methods.base import Method
 from eigenshot.networks import Backbone
@@ -103,8 +103,7 @@ class MixingMethod(Method):
         coefficients: Coefficients = "batch",
     ) -> None:
         super().__init__(backbone, projector)
-        if not alpha > 0:
-            raise UserError(f"alpha must be positive, found {alpha}")
+        check_positive(alpha=alpha)
         stages = len(backbone.stages)
         outside = [layer for layer in layers if not 0 <= layer <= stages]
         if outside:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from eigenshot.collective import gather_rows, world_size
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive
 from eigenshot.methods.base import exact, mixed_features
 from eigenshot.methods.heads import embedding_length, unit
 from eigenshot.methods.mixing import Mix, MixingOptions, mixed
@@ -91,10 +91,7 @@ class MoCo(MomentumMethod):
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, momentum=momentum, **mixing)
-        if not temperature > 0:
-            raise UserError(f"temperature must be positive, found {temperature}")
-        if queue_length < 1:
-            raise UserError(f"queue_length must be positive, found {queue_length}")
+        check_positive(temperature=temperature, queue_length=queue_length)
         dimensions = embedding_length(projector)
         self.temperature = temperature
         self.symmetric = symmetric

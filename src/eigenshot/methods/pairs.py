@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from eigenshot.collective import world_size
+from eigenshot.errors import UserError
 from eigenshot.methods.mixing import MixingMethod
 
 
@@ -43,3 +45,20 @@ class PairMethod(MixingMethod):
     ) -> dict[str, Tensor]:
         """`terms` from the rows of `represent`, each ``(batch, K)``."""
         return self.terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
+
+
+def check_pair(z_a: Tensor, z_b: Tensor) -> None:
+    """Refuse what is no two tables ``(batch, K)`` of one shape."""
+    if z_a.shape != z_b.shape or z_a.ndim != 2:
+        raise UserError(
+            "expected embeddings of two views of one shape (batch, K), "
+            f"found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
+        )
+
+
+def contrasted_batch(z: Tensor) -> int:
+    """The size of the global batch of which ``z`` is this process's; there must be others in it."""
+    batch = len(z) * world_size()
+    if batch < 2:
+        raise UserError("cannot contrast a batch of one image with others; raise the batch size")
+    return batch

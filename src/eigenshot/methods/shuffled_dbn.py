@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.collective import batch_mean, sum_over_ranks, world_size
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive
 from eigenshot.methods.base import Interpolation, exact
 from eigenshot.methods.dle import trace_loss
 from eigenshot.methods.heads import embedding_length
@@ -120,8 +120,7 @@ class ShuffledDBN(PairMethod):
             raise UserError(f"group_size must be positive, or 0 for a default, found {group_size}")
         if not scale >= 0:
             raise UserError(f"scale must be positive, or 0 for 1/K, found {scale}")
-        if not ridge > 0:
-            raise UserError(f"ridge must be positive, found {ridge}")
+        check_positive(ridge=ridge)
         self.dimensions = embedding_length(projector)
         self.group_size = min(group_size, self.dimensions)
         if self.group_size and self.dimensions % self.group_size:

@@ -12,11 +12,11 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from eigenshot.collective import gather_rows, rank, world_size
-from eigenshot.errors import UserError
+from eigenshot.collective import gather_rows, rank
+from eigenshot.errors import check_positive
 from eigenshot.methods.heads import unit
 from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod
+from eigenshot.methods.pairs import PairMethod, check_pair, contrasted_batch
 from eigenshot.networks import Backbone
 
 
@@ -39,14 +39,8 @@ def nt_xent_loss(
     temperature : τ.
     mix : how `z_b` was mixed.
     """
-    if z_a.shape != z_b.shape or z_a.ndim != 2:
-        raise UserError(
-            "expected embeddings of two views of one shape (batch, K), "
-            f"found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
-        )
-    rows, batch = len(z_a), len(z_a) * world_size()
-    if batch < 2:
-        raise UserError("cannot contrast a batch of one image with others; raise the batch size")
+    check_pair(z_a, z_b)
+    rows, batch = len(z_a), contrasted_batch(z_a)
     with torch.autocast(device_type=z_a.device.type, enabled=False):
         z_a, z_b = unit(z_a), unit(z_b)
         everything = torch.cat([gather_rows(z_a), gather_rows(z_b)])
@@ -83,8 +77,7 @@ class SimCLR(PairMethod):
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
-        if not temperature > 0:
-            raise UserError(f"temperature must be positive, found {temperature}")
+        check_positive(temperature=temperature)
         self.temperature = temperature
 
     def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:

@@ -14,11 +14,11 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from eigenshot.collective import gather_rows, sum_over_ranks, world_size
-from eigenshot.errors import UserError
+from eigenshot.collective import gather_rows, sum_over_ranks
+from eigenshot.errors import check_positive
 from eigenshot.methods.base import exact
 from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod
+from eigenshot.methods.pairs import PairMethod, check_pair, contrasted_batch
 from eigenshot.networks import Backbone
 
 
@@ -42,11 +42,7 @@ def attraction_loss(z_a: Tensor, z_b: Tensor, mix: Mix | None = None) -> Tensor:
     z_a, z_b : ``(batch, K)``, row i of both belongs to one image.
     mix : how `z_b` was mixed; a row of it then has the same mixture of rows of `z_a` as partner.
     """
-    if z_a.shape != z_b.shape or z_a.ndim != 2:
-        raise UserError(
-            "expected embeddings of two views of one shape (batch, K), "
-            f"found {tuple(z_a.shape)} and {tuple(z_b.shape)}"
-        )
+    check_pair(z_a, z_b)
     with torch.autocast(device_type=z_a.device.type, enabled=False):
         return -2 * (mixed(exact(z_a), mix) * exact(z_b)).sum(dim=1).mean()
 
@@ -75,9 +71,7 @@ def repulsion_loss(
     z_a, z_b : ``(batch, K)``, this process's samples, row i of both belongs to one image.
     mix : how `z_b` was mixed.
     """
-    batch, dimensions = len(z_a) * world_size(), z_a.shape[1]
-    if batch < 2:
-        raise UserError("cannot contrast a batch of one image with others; raise the batch size")
+    batch, dimensions = contrasted_batch(z_a), z_a.shape[1]
     if route == "auto":
         route = "gram" if batch < dimensions else "moments"
     with torch.autocast(device_type=z_a.device.type, enabled=False):
@@ -124,8 +118,7 @@ class SpectralContrastive(PairMethod):
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
-        if not mu > 0:
-            raise UserError(f"mu must be positive, found {mu}")
+        check_positive(mu=mu)
         self.mu = mu
 
     def terms(self, z_a: Tensor, z_b: Tensor, mix: Mix | None) -> dict[str, Tensor]:

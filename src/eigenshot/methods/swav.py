@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
 from eigenshot.collective import batch_mean, gather_rows, rank, world_size
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_at_least, check_positive
 from eigenshot.methods.heads import embedding_length, unit
 from eigenshot.methods.mixing import Mix, MixingMethod, MixingOptions, mixed
 from eigenshot.networks import Backbone
@@ -116,14 +116,10 @@ class SwAV(MixingMethod):
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
-        for name, value in (("temperature", temperature), ("epsilon", epsilon)):
-            if not value > 0:
-                raise UserError(f"{name} must be positive, found {value}")
-        least = {"prototypes": (prototypes, 2), "iterations": (iterations, 1)}
-        least |= {"frozen_steps": (frozen_steps, 0), "queue_size": (queue_size, 0)}
-        for name, (number, bound) in least.items():
-            if number < bound:
-                raise UserError(f"{name} must be at least {bound}, found {number}")
+        check_positive(temperature=temperature, epsilon=epsilon)
+        check_at_least(2, prototypes=prototypes)
+        check_at_least(1, iterations=iterations)
+        check_at_least(0, frozen_steps=frozen_steps, queue_size=queue_size)
         if not 0 <= queue_start <= 1:
             raise UserError(f"queue_start must lie between 0 and 1, found {queue_start}")
         self.temperature = temperature

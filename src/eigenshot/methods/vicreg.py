@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.collective import batch_mean, world_size
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive
 from eigenshot.methods.base import exact
 from eigenshot.methods.dle import decorrelation_loss, trace_loss
 from eigenshot.methods.mixing import Mix, MixingOptions, mixed
@@ -104,10 +104,7 @@ class VICReg(PairMethod):
         for name, weight in weights.items():
             if not weight >= 0:
                 raise UserError(f"{name} must not be negative, found {weight}")
-        if not eps > 0:
-            raise UserError(f"eps must be positive, found {eps}")
-        if not scale > 0:
-            raise UserError(f"scale must be positive, found {scale}")
+        check_positive(eps=eps, scale=scale)
         self.weights = weights
         self.eps = eps
         self.scale = scale

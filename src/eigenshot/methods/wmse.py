@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from eigenshot.collective import gather_rows, rank, world_size
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_at_least, check_positive
 from eigenshot.methods.base import exact
 from eigenshot.methods.mixing import Mix, MixingOptions, mixed
 from eigenshot.methods.pairs import PairMethod
@@ -91,11 +91,8 @@ class WMSE(PairMethod):
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
-        for name, value in {"sub_batch": sub_batch, "iterations": iterations}.items():
-            if value < 1:
-                raise UserError(f"{name} must be at least 1, found {value}")
-        if not ridge > 0:
-            raise UserError(f"ridge must be positive, found {ridge}")
+        check_at_least(1, sub_batch=sub_batch, iterations=iterations)
+        check_positive(ridge=ridge)
         self.sub_batch = sub_batch
         self.iterations = iterations
         self.ridge = ridge
