@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 from eigenshot import Encoder, create_backbone, load_encoder
-from eigenshot.encoder import Preprocessing, initialise_from
+from eigenshot.encoder import Preprocessing
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import atomic_write, remove_leftovers
 from eigenshot.tensorfile import read_tensors, write_tensors
+from eigenshot.training.initial import initialise_from
 
 
 def small_encoder(seed: int = 0) -> Encoder:

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import CropsOption, DeviceOption, find_own_code, refuse_several
+from eigenshot.cli_common import (
+    BackboneOption,
+    CropsOption,
+    DeviceOption,
+    find_own_code,
+    refuse_several,
+)
 from eigenshot.errors import UserError
 
 
@@ -48,9 +54,7 @@ def classify(
     C: Annotated[
         float | None, typer.Option("-C", "--C", help="Inverse L2 strength; 1 by default.")
     ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
-    ] = None,
+    backbone: BackboneOption = None,
     crops: CropsOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: DeviceOption = "auto",

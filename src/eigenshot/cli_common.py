@@ -6,11 +6,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from eigenshot.errors import UserError
+
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")]
+
+BackboneOption = Annotated[
+    str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
+]
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 

@@ -9,16 +9,18 @@ import typer
 
 from eigenshot.cli_common import (
     DATA_HELP,
+    BackboneOption,
     CropsOption,
     DeviceOption,
     PrecisionOption,
+    RunArgument,
     find_own_code,
     together,
 )
 
 
 def embed_command(
-    run: Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")],
+    run: RunArgument,
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     out: Annotated[
         Path, typer.Option(help="The file to write, outside of DATA: .parquet or .npz.")
@@ -26,9 +28,7 @@ def embed_command(
     split: Annotated[
         str | None, typer.Option(help="Of a benchmark or shards; test by default.")
     ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
-    ] = None,
+    backbone: BackboneOption = None,
     crops: CropsOption = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compute anew and keep nothing in the cache.")

@@ -10,22 +10,20 @@ import typer
 
 from eigenshot.cli_common import (
     DATA_HELP,
+    BackboneOption,
     CropsOption,
     DeviceOption,
     PrecisionOption,
+    RunArgument,
     find_own_code,
     together,
 )
 
 if TYPE_CHECKING:
-    from eigenshot.evaluation.protocol import Bench
+    from eigenshot.evaluation.bench import Bench
 
 evaluate = typer.Typer(no_args_is_help=True, help="Measure an encoder on labelled images.")
 
-RunArgument = Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")]
-BackboneOption = Annotated[
-    str | None, typer.Option(help="Your own package.module:Factory, if trained with one.")
-]
 NormaliseOption = Annotated[
     str, typer.Option(help="Channel mean and deviation: of the encoder, or of the data itself.")
 ]
@@ -45,7 +43,7 @@ def _bench(
 ) -> Bench:
     from rich.console import Console
 
-    from eigenshot.evaluation.protocol import Bench
+    from eigenshot.evaluation.bench import Bench
     from eigenshot.reporter import ConsoleReporter, Reporter
 
     find_own_code(backbone)
@@ -138,13 +136,7 @@ def fewshot(
             "crops": bench.encoder.preprocessing.crops,
         }
         record["selected"] = {
-            str(result.shots): {
-                "C": chosen.C,
-                "transform": chosen.transform,
-                "validation_accuracy": round(chosen.accuracy, 4),
-            }
-            for result, chosen in results
-            if chosen
+            str(result.shots): chosen.summary() for result, chosen in results if chosen
         }
         record["against"] = {
             str(count): {"difference": round(mean, 4), "ci95": round(width, 4)}

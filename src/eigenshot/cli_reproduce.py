@@ -185,15 +185,16 @@ def _described(
         if reason := obstacle(run, places):
             session.remark(run, reason)
             return "cannot be run here, see the notes of the table"
-        begun = "goes on in" if places.folder(run).exists() else "runs in"
-        needed = estimator.known(run, places.folder(run))
+        folder = places.folder(run)
+        begun = "goes on in" if folder.exists() else "runs in"
+        needed = estimator.known(run, folder)
         if needed is None:
-            return f"{begun} {places.folder(run)}, its time is measured first"
+            return f"{begun} {folder}, its time is measured first"
         needed += estimator.evaluation(run)
         if needed > left:
             return f"does not fit into the budget, about {duration(needed)}"
         left -= needed
-        return f"{begun} {places.folder(run)}, about {duration(needed)}"
+        return f"{begun} {folder}, about {duration(needed)}"
 
     lines = [
         f"  {run.row.name}, {run.part.title}, seed {run.seed}: {state(run)}" for run in plan.runs

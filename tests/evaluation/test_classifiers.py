@@ -14,6 +14,7 @@ from sklearn.neighbors import NearestCentroid
 from eigenshot import Encoder, create_backbone
 from eigenshot.encoder import Preprocessing
 from eigenshot.errors import UserError
+from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.classifiers import CLASSIFIERS, get_classifier
 from eigenshot.evaluation.episodes import draw_episodes
 from eigenshot.evaluation.fewshot import (
@@ -22,7 +23,7 @@ from eigenshot.evaluation.fewshot import (
     half_width,
     paired_difference,
 )
-from eigenshot.evaluation.protocol import Bench, fewshot_of_run, knn_of_run, linear_of_run
+from eigenshot.evaluation.protocol import fewshot_of_run, knn_of_run, linear_of_run
 from eigenshot.evaluation.selection import select_settings
 from eigenshot.evaluation.transforms import transform_features
 from eigenshot.evaluation.views import extract_views

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from eigenshot.errors import UserError
-from eigenshot.evaluation.protocol import Bench, fewshot_of_run, knn_of_run, linear_of_run
+from eigenshot.evaluation.bench import Bench
+from eigenshot.evaluation.protocol import fewshot_of_run, knn_of_run, linear_of_run
 from tests.data.benchmarks.test_hub import Listener
 from tests.data.parquet_files import cells, picture, write, write_hub
 from tests.evaluation.test_features import small_encoder

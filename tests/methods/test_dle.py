@@ -14,7 +14,7 @@ from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Backbone, Projector, create_backbone
 from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.training.step import standing_in
-from tests.methods.tiny import mix_at, views
+from tests.methods.tiny import mix_at, shapes_of_products, views
 
 
 def standardised(batch: int, dimensions: int, seed: int = 0) -> Tensor:
@@ -67,15 +67,7 @@ class TestDecorrelation:
             np.testing.assert_allclose(gradient, 4 / batch * z.numpy() @ hollow, atol=1e-10)
 
     def test_the_smaller_matrix_is_formed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        shapes = []
-        plain = torch.Tensor.__matmul__
-
-        def spy(left: Tensor, right: Tensor) -> Tensor:
-            product = plain(left, right)
-            shapes.append(tuple(product.shape))
-            return product
-
-        monkeypatch.setattr(torch.Tensor, "__matmul__", spy)
+        shapes = shapes_of_products(monkeypatch)
         decorrelation_loss(torch.randn(6, 40))
         decorrelation_loss(torch.randn(40, 6))
         assert shapes == [(6, 6), (6, 6)]

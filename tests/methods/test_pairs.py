@@ -15,12 +15,13 @@ from tests.methods import (
     test_vicreg,
     test_wmse,
 )
-from tests.methods.tiny import mix_at, views
+from tests.methods.tiny import mix_at, mix_with_a_fixed_point, views
 
 BUILDERS: dict[str, Callable[[], PairMethod]] = {
     "barlow-twins": test_barlow_twins.tiny_method,
     "simclr": test_simclr.tiny_method,
     "spectral-contrastive": test_spectral_contrastive.tiny_method,
+    "spectral-contrastive, not standardised": lambda: test_spectral_contrastive.tiny_method(False),
     "vicreg": test_vicreg.tiny_method,
     "w-mse": test_wmse.tiny_method,
 }
@@ -28,9 +29,11 @@ every_method = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
 
 
 @every_method
-def test_a_coefficient_of_one_is_no_mixing(build: Callable[[], PairMethod]) -> None:
+@pytest.mark.parametrize("layer", range(5))
+def test_a_coefficient_of_one_is_no_mixing(build: Callable[[], PairMethod], layer: int) -> None:
     method = build()
-    torch.testing.assert_close(method(*views(), mix_at(2, coefficient=1.0)), method(*views()))
+    for mix in (mix_at(layer, coefficient=1.0), mix_with_a_fixed_point(layer, 1.0)):
+        torch.testing.assert_close(method(*views(), mix), method(*views()))
 
 
 @every_method
@@ -43,7 +46,14 @@ def test_gradients_flow_through_both_branches(build: Callable[[], PairMethod]) -
 
 
 @every_method
-def test_the_objective_of_rows_is_the_forward_pass(build: Callable[[], PairMethod]) -> None:
-    method, mix = build(), mix_at(1)
-    terms = method.objective(*method.represent(*views(), mix), mix)
-    torch.testing.assert_close(terms, method(*views(), mix))
+@pytest.mark.parametrize("layer", [None, 0, 1, 3])
+def test_the_objective_of_rows_is_the_forward_pass(
+    build: Callable[[], PairMethod], layer: int | None
+) -> None:
+    mix = None if layer is None else mix_with_a_fixed_point(layer)
+    forward, split = build(), build()
+    expected = forward(*views(), mix)
+    terms = split.objective(*split.represent(*views(), mix), mix)
+    assert {name: term.item() for name, term in terms.items()} == {
+        name: term.item() for name, term in expected.items()
+    }

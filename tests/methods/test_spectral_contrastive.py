@@ -24,7 +24,7 @@ from eigenshot.methods.spectral_contrastive import (
 from eigenshot.networks import Projector, create_backbone
 from eigenshot.spectral import degrees, laplacian_eigenmaps, pairs_graph
 from tests.methods.tiny import mix_with_a_fixed_point as mix_at
-from tests.methods.tiny import rows, views
+from tests.methods.tiny import rows, shapes_of_products, views
 
 BATCH = 6
 
@@ -63,15 +63,7 @@ class TestTerms:
             torch.testing.assert_close(other, slopes[0])
 
     def test_the_smaller_matrix_is_formed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        shapes = []
-        plain = torch.Tensor.__matmul__
-
-        def spy(left: Tensor, right: Tensor) -> Tensor:
-            product = plain(left, right)
-            shapes.append(tuple(product.shape))
-            return product
-
-        monkeypatch.setattr(torch.Tensor, "__matmul__", spy)
+        shapes = shapes_of_products(monkeypatch)
         repulsion_loss(rows(0, 6, 40), rows(1, 6, 40))
         repulsion_loss(rows(0, 40, 6), rows(1, 40, 6))
         assert shapes == [(6, 6)] * 3
@@ -201,33 +193,12 @@ class TestMethod:
         z_b = within_ball(method.projector(features), 1.0)
         torch.testing.assert_close(method(view_a, view_b, mix)["loss"], loss_of(z_a, z_b, mix))
 
-    def test_a_coefficient_of_one_is_no_mixing(self) -> None:
-        method = tiny_method()
-        plain = method(*views())
-        for layer in range(5):
-            terms = method(*views(), mix_at(layer, 1.0))
-            for name, term in plain.items():
-                torch.testing.assert_close(terms[name], term)
-
     def test_gradients_flow_through_both_views(self) -> None:
         method = tiny_method()
         view_a, view_b = (view.requires_grad_() for view in views())
         loss = method(view_a, view_b, mix_at(2))["loss"]
         slopes = torch.autograd.grad(loss, (view_a, view_b, *method.parameters()))
         assert all(slope.abs().sum() > 0 for slope in slopes)
-
-    @pytest.mark.parametrize("layer", [None, 0, 3])
-    @pytest.mark.parametrize("standardize", [True, False])
-    def test_the_objective_of_what_represents_the_views_is_the_forward_pass(
-        self, layer: int | None, standardize: bool
-    ) -> None:
-        mix = None if layer is None else mix_at(layer)
-        forward, split = tiny_method(standardize), tiny_method(standardize)
-        expected = forward(*views(), mix)
-        terms = split.objective(*split.represent(*views(), mix), mix)
-        assert {name: term.item() for name, term in terms.items()} == {
-            name: term.item() for name, term in expected.items()
-        }
 
     @pytest.mark.parametrize("mu", [0.0, -1.0, math.nan])
     def test_a_mu_that_is_not_positive_is_refused(self, mu: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -44,3 +45,17 @@ def rows(seed: int, batch: int = 6, dimensions: int = 5) -> Tensor:
     """Embeddings ``(batch, dimensions)`` with nothing in common, the same ones for a seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, dimensions, dtype=torch.float64, generator=generator)
+
+
+def shapes_of_products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """A list that the shape of every matrix product from now on is added to."""
+    shapes: list[tuple[int, ...]] = []
+    plain = torch.Tensor.__matmul__
+
+    def spy(left: Tensor, right: Tensor) -> Tensor:
+        product = plain(left, right)
+        shapes.append(tuple(product.shape))
+        return product
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", spy)
+    return shapes

@@ -15,18 +15,6 @@ from tests.reproduction.test_reproduce_command import cells
 from tests.test_cli import Shell
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
-
-
-@pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small table in the folder that one is in."""
-    monkeypatch.chdir(tmp_path)
-    return write_miniature(tmp_path)
-
-
 def test_several_seeds_are_one_line(shell: Shell, table: Path, tmp_path: Path) -> None:
     for seed, accuracy in enumerate((44.0, 46.0, 45.0)):
         figure = {"accuracy": accuracy, "ci95": 0.5, "episodes": 40}

@@ -16,11 +16,6 @@ from tests.reproduction.miniature import write_miniature
 from tests.test_cli import Shell
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
-
-
 def colours(file: Path) -> set[tuple[int, ...]]:
     pixels = np.asarray(Image.open(file).convert("RGB")).reshape(-1, 3)
     return {tuple(map(int, colour)) for colour in np.unique(pixels, axis=0)}

@@ -31,18 +31,6 @@ settings = { data.per_class = 1, training.epochs = 1 }
 """
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
-
-
-@pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small table in the folder that one is in."""
-    monkeypatch.chdir(tmp_path)
-    return write_miniature(tmp_path)
-
-
 def cells(markdown: str, row: str) -> list[list[str]]:
     """The cells of a row, of each section."""
     lines = [line for line in markdown.splitlines() if line.startswith(f"| {row} |")]

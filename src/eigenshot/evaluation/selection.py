@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +25,14 @@ class Selected:
     C: float
     accuracy: float
     tried: dict[tuple[Transform, float], float]
+
+    def summary(self) -> dict[str, Any]:
+        """What goes into a result file."""
+        return {
+            "C": self.C,
+            "transform": self.transform,
+            "validation_accuracy": round(self.accuracy, 4),
+        }
 
 
 def select_settings(

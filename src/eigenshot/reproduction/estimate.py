@@ -140,19 +140,3 @@ def _left(run: PlannedRun, an_epoch: float, records: Sequence[tuple[int, float]]
     done, spent = records[-1] if records else (0, 0.0)
     # Where views grow, what is left takes as much more as what is done took less.
     return max(an_epoch * epochs - spent, an_epoch * max(0, epochs - done))
-
-
-def missing_data(run: PlannedRun) -> str | None:
-    """A sentence for each benchmark that is not here, and how to get it; None if all are."""
-    from eigenshot.data.benchmarks.access import BENCHMARKS, locate, open_benchmark
-
-    missing = []
-    for data in dict.fromkeys((run.part.data, run.part.train, run.part.evaluate)):
-        if data not in BENCHMARKS:
-            continue
-        try:
-            if locate(data) is None:
-                open_benchmark(data, BENCHMARKS[data].splits[0])
-        except UserError as error:
-            missing.append(str(error))
-    return "; ".join(missing) or None

@@ -11,9 +11,9 @@ from typing import Any
 from eigenshot.config import Config
 from eigenshot.data.naming import choose_split
 from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.fewshot import FewShotResult
-from eigenshot.evaluation.protocol import Bench, fewshot_of_run, linear_of_run
-from eigenshot.evaluation.selection import Selected
+from eigenshot.evaluation.protocol import fewshot_of_run, linear_of_run
 from eigenshot.reporter import Reporter
 from eigenshot.reproduction.collapse import collapse
 from eigenshot.reproduction.curves import write_curve
@@ -196,17 +196,9 @@ def _measure_fewshot(run: PlannedRun, bench: Bench) -> _Measured:
         results[0].transductive,
         {str(result.shots): result.summary() for result in results},
         {},
-        {str(result.shots): _chosen(chosen) for result, chosen in found if chosen},
+        {str(result.shots): chosen.summary() for result, chosen in found if chosen},
         counts_of(results, _tasks(run, results[0])),
     )
-
-
-def _chosen(selected: Selected) -> dict[str, Any]:
-    return {
-        "C": selected.C,
-        "transform": selected.transform,
-        "validation_accuracy": round(selected.accuracy, 4),
-    }
 
 
 def _tasks(run: PlannedRun, result: FewShotResult) -> str:

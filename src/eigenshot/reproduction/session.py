@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from eigenshot.data.benchmarks.access import BENCHMARKS, locate, open_benchmark
 from eigenshot.errors import TrainingDiverged, UserError
 from eigenshot.reporter import Reporter
-from eigenshot.reproduction.estimate import Estimator, missing_data
+from eigenshot.reproduction.estimate import Estimator
 from eigenshot.reproduction.execute import Places, execute
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import PlannedRun
@@ -43,7 +44,21 @@ def obstacle(run: PlannedRun, places: Places) -> str | None:
     file = places.result(run)
     if file.exists():
         return f"'{file}' holds no result that can be read; remove it to run this again"
-    return missing_data(run)
+    return _missing_data(run)
+
+
+def _missing_data(run: PlannedRun) -> str | None:
+    """A sentence for each benchmark that is not here, and how to get it; None if all are."""
+    missing = []
+    for data in dict.fromkeys((run.part.data, run.part.train, run.part.evaluate)):
+        if data not in BENCHMARKS:
+            continue
+        try:
+            if locate(data) is None:
+                open_benchmark(data, BENCHMARKS[data].splits[0])
+        except UserError as error:
+            missing.append(str(error))
+    return "; ".join(missing) or None
 
 
 def result_of(run: PlannedRun, library: Library) -> Result | None:
@@ -125,9 +140,10 @@ def _fits(
     """Why a run is not begun for lack of time, or None, and until when it may train."""
     if end <= time.monotonic():
         return "not begun: the budget is spent", end
-    needed = estimator.known(run, places.folder(run))
+    folder = places.folder(run)
+    needed = estimator.known(run, folder)
     if needed is None:
-        needed = estimator.measured(run, places.folder(run), reporter)
+        needed = estimator.measured(run, folder, reporter)
     evaluation = estimator.evaluation(run)
     needed, left = needed + evaluation, end - time.monotonic()
     if needed > left:

@@ -19,7 +19,7 @@ from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadabl
 from eigenshot.data.reading.order import window_in_use
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
-from eigenshot.encoder import Encoder, encoder_path, initialise_from
+from eigenshot.encoder import Encoder, encoder_path
 from eigenshot.errors import TrainingDiverged
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
@@ -27,6 +27,7 @@ from eigenshot.reporter import Reporter
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.choices import resolve_batch
 from eigenshot.training.engine import seconds_a_step
+from eigenshot.training.initial import initialise_from
 from eigenshot.training.launch import (
     all_or_none,
     launch,

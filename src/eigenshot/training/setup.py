@@ -20,7 +20,7 @@ from eigenshot.data.opening import (
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.data.views.views import TwoViews, create_view
-from eigenshot.encoder import Encoder, Preprocessing, initialise_from
+from eigenshot.encoder import Encoder, Preprocessing
 from eigenshot.errors import UserError
 from eigenshot.hardware import package_version
 from eigenshot.methods import create_method, learns_from_labels
@@ -30,6 +30,7 @@ from eigenshot.randomness import derive_seed
 from eigenshot.reporter import Reporter
 from eigenshot.training.accumulation import check_method
 from eigenshot.training.average import WeightAverage
+from eigenshot.training.initial import initialise_from
 from eigenshot.training.launch import launch
 
 # Compiled functions: the owner, the name of its own function, what stands in for it.
