@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from eigenshot import load_encoder
 from eigenshot.cli import main
 
 SMALL = ["data.per_class=1", "backbone.options.widths=[4,4,4,8]", "projector.width=16"]
@@ -112,6 +113,11 @@ def test_pretrain_and_evaluate_glyphs(shell: Shell, tmp_path: Path) -> None:
     assert code == 0, err
     assert out.count("+0.00 ± 0.00 against") == 2
     assert "taken from the cache" in err, "features are computed once"
+    cropped = load_encoder(run).with_crops("five").save(run.parent / "five.safetensors")
+    measured = ("evaluate", "fewshot", cropped, "--data", "glyphs", "--episodes", 20)
+    code, out, _ = shell(*measured, "--against", run)
+    assert code == 0
+    assert out.count("logistic, five crops") == 2, "those of what is measured, not of its rival"
 
 
 def test_pretrain_and_evaluate_a_folder(shell: Shell, photos: Path, tmp_path: Path) -> None:

@@ -120,12 +120,13 @@ def fewshot(
         bench = _bench(run, device, precision, backbone, normalise, crops, speaks)
         results = fewshot_of_run(bench, data, **settings)
         if against is not None:
-            bench = _bench(against, device, precision, backbone, normalise, crops, speaks)
-            others = fewshot_of_run(bench, data, **settings)
+            other_bench = _bench(against, device, precision, backbone, normalise, crops, speaks)
+            others = fewshot_of_run(other_bench, data, **settings)
             for (result, _), (other, _) in zip(results, others, strict=True):
                 differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]
     if not speaks:
         return
+    looked_at = bench.encoder.preprocessing.crops
     if as_json:
         record: dict[str, Any] = {str(result.shots): result.summary() for result, _ in results}
         record |= {"classifier": classifier, "transductive": results[0][0].transductive}
@@ -133,7 +134,7 @@ def fewshot(
             **{name: value for name, value in settings.items() if name != "shots"},
             "data": data,
             "normalise": normalise,
-            "crops": bench.encoder.preprocessing.crops,
+            "crops": looked_at,
         }
         record["selected"] = {
             str(result.shots): chosen.summary() for result, chosen in results if chosen
@@ -144,11 +145,10 @@ def fewshot(
         }
         typer.echo(json.dumps(record))
         return
-    own = bench.encoder.preprocessing.crops
-    looked_at = "" if own == "whole" else f", {own} crops"
+    cropped = "" if looked_at == "whole" else f", {looked_at} crops"
     for result, chosen in results:
         chance = f"guessing gives {100 / result.ways:.0f} %"
-        name = f"{result.ways}-way {result.shots}-shot, {classifier}{looked_at}"
+        name = f"{result.ways}-way {result.shots}-shot, {classifier}{cropped}"
         typer.echo(f"{name}  {result}  ({episodes:,} episodes; {chance})")
         if chosen:
             typer.echo(
