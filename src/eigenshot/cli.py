@@ -35,8 +35,9 @@ app.command("reproduce")(reproduce)
 _stderr = Console(stderr=True)
 
 # What is wrong is wrong for all processes of a run, and the first one says so. The launcher then
-# ends the others: one that is still there after this many seconds has a trouble of its own.
-_SILENT_SECONDS = 2.0
+# ends the others: one that is still there after this many seconds has a trouble of its own. On a
+# busy machine the first may come to it some seconds after them.
+_SILENT_SECONDS = 10.0
 
 
 def _show_version(value: bool) -> None:
