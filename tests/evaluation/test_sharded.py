@@ -15,6 +15,7 @@ from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Encoder, Preprocessing
 from eigenshot.evaluation.features import extract_features
 from eigenshot.evaluation.fewshot import evaluate_fewshot
+from eigenshot.evaluation.selection import Selected, select_settings
 from eigenshot.evaluation.sharded import Rows, from_first, put_together, share
 from eigenshot.networks import create_backbone
 from tests.test_collective import Results, on_two_ranks
@@ -51,6 +52,12 @@ def evaluate(classifier: str, **options: Any) -> np.ndarray:
     return evaluate_fewshot(table, labels, classifier=classifier, **tasks, **options).per_episode
 
 
+def select(**options: Any) -> Selected:
+    """Settings chosen on these tables."""
+    tasks = {"ways": 3, "shots": 2, "queries": 5, "episodes": EPISODES}
+    return select_settings(*features(), strengths=(0.1, 1.0), **tasks, **options)
+
+
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eigenshot.evaluation.fewshot._CHUNK_BYTES", PIECES)
@@ -84,6 +91,7 @@ def on_rank(folder: Path) -> Results:
         "nothing": from_first(None, (7, 2)) is None,
         "episodes": {name: torch.from_numpy(evaluate(name, together=True)) for name in CLASSIFIERS},
         "alone": torch.from_numpy(evaluate("logistic")),
+        "selected": select(together=True).tried,
     }
 
 
@@ -127,6 +135,11 @@ class TestTwoProcesses:
     def test_one_may_evaluate_without_the_other(self, results: list[Results]) -> None:
         for found in results:
             np.testing.assert_array_equal(found["alone"].numpy(), evaluate("logistic"))
+
+    @pytest.mark.usefixtures("_small_pieces")
+    def test_settings_are_chosen_as_by_one_process(self, results: list[Results]) -> None:
+        for found in results:
+            assert found["selected"] == select().tried
 
     def test_shares_are_whole_units_and_come_together_in_order(
         self, results: list[Results]

@@ -99,7 +99,7 @@ def test_a_result_of_another_recipe_is_marked(shell: Shell, table: Path, tmp_pat
 def test_results_of_other_settings_are_in_no_mean_and_give_way(
     shell: Shell, table: Path, tmp_path: Path
 ) -> None:
-    old, new = {"optimizer": {"lr": 0.7}}, {"optimizer": {"lr": 0.15}}
+    old, new = {"optimizer": {"lr": 0.7}}, {"optimizer": {"lr": 0.15, "warmup_epochs": 0.5}}
     older = {"optimizer": {"lr": 0.9}}
     for seed, config in enumerate((old, older)):
         keep(tmp_path / "results", seed=seed, config=config)

@@ -12,7 +12,7 @@ from PIL import Image
 from eigenshot.errors import CorruptFileError
 from eigenshot.reports.curves_picture import Curve, draw_curves
 from eigenshot.reproduction.curves import read_curve, write_curve
-from tests.reproduction.miniature import write_miniature
+from tests.reproduction.miniature import TABLE, write_miniature
 from tests.test_cli import Shell
 
 
@@ -47,6 +47,23 @@ def test_a_table_with_probes_has_its_curves_beside_it(
     code, _, err = shell(*arguments, "--set", "probe.kind=fewshot", "--results-only")
     assert code == 0
     assert "holds no learning curve that can be read" in err
+
+
+def test_rows_of_one_training_share_a_curve(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mixup = 'method.options.mixup = "none"'
+    assert mixup in TABLE
+    table = write_miniature(tmp_path, TABLE.replace(mixup, "evaluation.C = 2.0"))
+    probe = f"--set=probe.data={tmp_path / 'test.npz'}"
+    arguments = ("reproduce", table, "--device", "cpu", "--rows", "ours,rival", probe)
+    assert shell(*arguments, "--set", "probe.kind=fewshot")[0] == 0
+    assert len(list((tmp_path / "results" / "shapes").glob("*.json"))) == 2
+    assert len(list((tmp_path / "runs").rglob("encoder.safetensors"))) == 1
+    (picture,) = (tmp_path / "results").glob("*.png")
+    found = {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} & colours(picture)
+    assert len(found) == 1
 
 
 def test_without_probes_there_is_no_picture(

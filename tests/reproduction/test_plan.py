@@ -113,6 +113,19 @@ def test_what_a_row_or_the_command_overrides_is_not_in_its_name(tmp_path: Path) 
     )
 
 
+def test_what_is_measured_otherwise_is_trained_once(tmp_path: Path) -> None:
+    table = with_settings(tmp_path, table="{{ evaluation.C = 2.0 }}")
+    plain = make_plan(miniature(tmp_path), Choices()).runs
+    asked = Choices(settings={"evaluation.episodes": 50, "optimizer.lr": 0.3})
+    for runs in (make_plan(table, Choices()).runs, make_plan(table, asked).runs):
+        assert not {run.name for run in runs} & {run.name for run in plain}
+    assert [run.trained for run in make_plan(table, Choices()).runs] == [
+        run.trained for run in plain
+    ]
+    trained = {run.trained for run in make_plan(table, asked).runs}
+    assert trained == {f"{run.trained}-optimizer.lr=0.3" for run in plain}
+
+
 @pytest.mark.parametrize("name", list_tables())
 def test_the_papers_tables_need_no_digest(name: str) -> None:
     table = read_table(name)
@@ -215,6 +228,17 @@ def test_settings_that_a_run_settles_itself_are_no_difference() -> None:
         "optimizer.warmup_epochs was 9.0, is 2.0",
     ]
     assert len(other_settings(stored, asked, evaluation=False)) == 1
+
+
+def test_a_setting_that_there_was_not_yet_had_its_default() -> None:
+    stored = load_config("fc100").to_dict()
+    del stored["evaluation"]["crops"], stored["training"]["average"]
+    assert other_settings(stored, load_config("fc100")) == []
+    changes = {"evaluation.crops": "ten", "training.average": 0.9}
+    assert other_settings(stored, load_config("fc100", changes)) == [
+        'evaluation.crops was "whole", is "ten"',
+        "training.average was 0.0, is 0.9",
+    ]
 
 
 def test_the_evaluation_of_a_recipe_has_the_defaults_of_the_command() -> None:

@@ -95,6 +95,8 @@ def fewshot_of_run(
         "seed": seed,
         "classifier": classifier,
         "base_mean": base_mean,
+        "device": exact_device(bench.device),
+        "together": True,
     }
     if select_on is not None:
         others, other_labels = bench.open_labelled(select_on, None, "validation")
@@ -120,8 +122,6 @@ def fewshot_of_run(
             support_views=views,
             interval=interval,
             class_names=source.class_names,
-            device=exact_device(bench.device),
-            together=True,
             **common,
         )
         results.append((result, selected))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from eigenshot.evaluation.fewshot import evaluate_fewshot
@@ -48,6 +49,8 @@ def select_settings(
     base_mean: np.ndarray | Tensor | None = None,
     strengths: tuple[float, ...] = STRENGTHS,
     class_names: tuple[str, ...] = (),
+    device: torch.device | str | None = None,
+    together: bool = False,
 ) -> Selected:
     """The transform and C with the best few-shot accuracy on validation classes.
 
@@ -57,6 +60,7 @@ def select_settings(
     Parameters
     ----------
     features, labels : ``(N, d)`` and ``(N,)`` of validation classes, never of test classes.
+    device, together : as `eigenshot.evaluation.fewshot.evaluate_fewshot` takes them.
     """
     transforms: list[Transform] = ["none", "l2", "power"]
     if base_mean is not None:
@@ -79,6 +83,8 @@ def select_settings(
                 transform=transform,
                 base_mean=base_mean,
                 class_names=class_names,
+                device=device,
+                together=together,
             ).accuracy
     transform, C = max(tried, key=lambda pair: tried[pair])
     return Selected(transform, C, tried[transform, C], tried)

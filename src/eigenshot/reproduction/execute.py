@@ -25,7 +25,6 @@ from eigenshot.reproduction.results import (
     episodes_file,
     read_result,
     result_file,
-    result_name,
     write_result,
 )
 from eigenshot.reproduction.table import short_name
@@ -45,8 +44,8 @@ class Places:
     runs: Path
 
     def folder(self, run: PlannedRun) -> Path:
-        """A run's folder. Tables that want the same training share it."""
-        plain = self.runs / short_name(run.part.data) / run.name
+        """A run's folder. Tables and rows that want the same training share it."""
+        plain = self.runs / short_name(run.part.data) / run.named(run.trained)
         begun = RunFolder(plain)
         try:
             stored = begun.read_config().to_dict() if begun.started else {}
@@ -54,7 +53,7 @@ class Places:
             return plain
         if not other_settings(stored, run.config, evaluation=False):
             return plain
-        return plain.with_name(_named(run, version_of(run.variant, run.config, evaluation=False)))
+        return plain.with_name(run.named(version_of(run.trained, run.config, evaluation=False)))
 
     def variant(self, run: PlannedRun) -> str:
         """The variant that a run's result is kept as."""
@@ -68,11 +67,7 @@ class Places:
 
     def result(self, run: PlannedRun) -> Path:
         """A run's result file."""
-        return result_file(self.results, run.part.benchmark, _named(run, self.variant(run)))
-
-
-def _named(run: PlannedRun, variant: str) -> str:
-    return result_name(run.row.method, variant, run.config.training.epochs, run.seed)
+        return result_file(self.results, run.part.benchmark, run.named(self.variant(run)))
 
 
 def execute(

@@ -18,14 +18,16 @@ def draw_table_curves(folder: Path, table: Table, choices: Choices, library: Lib
     """Write a picture for each part of the table that has curves; return the files.
 
     A row is shown by its longest run, the first seed of those. A run without a probe has no curve.
+    Rows that share a training share a curve, under the name of the first.
     """
     from eigenshot.reports.curves_picture import Curve, draw_curves  # matplotlib takes a second
 
     drawn = []
     for part in table.parts:
-        curves, measures = [], []
+        curves, measures, trained = [], [], set()
         for row in table.rows:
-            if not row.method:
+            training = (row.method, variant_of(table, row, part, choices, evaluation=False))
+            if not row.method or training in trained:
                 continue
             found = library.find(
                 part.benchmark, row.method, variant_of(table, row, part, choices), choices.epochs
@@ -35,6 +37,7 @@ def draw_table_curves(folder: Path, table: Table, choices: Choices, library: Lib
                 epochs, accuracies = zip(*points, strict=True)
                 curves.append(Curve(_label(row, found[0]), epochs, accuracies))
                 measures.append(_measure(found[0].config.get("probe", {})))
+                trained.add(training)
         if curves:
             file = folder / f"{table.name}{choices.suffix}{_part_name(table, part)}.png"
             measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"

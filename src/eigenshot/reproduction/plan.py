@@ -66,7 +66,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a table: a row on a part, with a seed."""
+    """One run of a table: a row on a part, with a seed.
+
+    ``variant`` names its settings, ``trained`` those of the training alone.
+    """
 
     table: str
     row: Row
@@ -74,14 +77,19 @@ class PlannedRun:
     seed: int
     config: Config
     variant: str
+    trained: str
     command: str
     later_seed: bool = False  # whether the row was asked for with another seed before
 
     @property
     def name(self) -> str:
-        """Of the run's folder and of its result files."""
+        """Of the run's result files."""
+        return self.named(self.variant)
+
+    def named(self, variant: str) -> str:
+        """The name of a run like this one with the settings of ``variant``."""
         epochs = self.config.training.epochs
-        return result_name(self.row.method, self.variant, epochs, self.seed)
+        return result_name(self.row.method, variant, epochs, self.seed)
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
         for position, part in enumerate(table.parts):
             try:
                 variant = variant_of(table, row, part, choices)
+                trained = variant_of(table, row, part, choices, evaluation=False)
                 configs = [settled(table, row, part, choices, seed) for seed in choices.seeds]
                 if configs[0].backbone.name != "auto":  # which is settled by the device
                     check_parts(configs[0], own_backbone=False)
@@ -116,8 +125,9 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
             for number, config in enumerate(configs):
                 seed = config.training.seed
                 command = _command(given or table.name, row, choices, seed)
+                names = (variant, trained, command)
                 run = PlannedRun(
-                    table.name, row, part, seed, config, variant, command, later_seed=number > 0
+                    table.name, row, part, seed, config, *names, later_seed=number > 0
                 )
                 runs.append(((number, row.order, position), run))
     runs.sort(key=lambda entry: entry[0])
@@ -142,22 +152,30 @@ def settled(
     return load_config(row.recipe or part.recipe, overrides)
 
 
-def variant_of(table: Table, row: Row, part: Part, choices: Choices) -> str:
+def variant_of(
+    table: Table, row: Row, part: Part, choices: Choices, *, evaluation: bool = True
+) -> str:
     """The recipe's name, with the row's where that changes it, and what was set for all.
 
     What table and part set is there as a digest, for as far as it reaches this row and decides its
-    result.
+    result. Without ``evaluation`` only what decides the training counts: rows that differ in how
+    the encoder is measured share one training.
     """
+
+    def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in settings.items() if evaluation or not k.startswith("evaluation.")}
+
     recipe = row.recipe or part.recipe
     name = plain_name(os.path.basename(recipe).removesuffix(".toml"))
     elsewhere = {*_TAKEN, *row.settings, *choices.settings}
-    shared = {**table.settings, **part.settings}
-    reaching = {key: value for key, value in lasting(shared).items() if key not in elsewhere}
+    shared = deciding(lasting({**table.settings, **part.settings}))
+    reaching = {key: value for key, value in shared.items() if key not in elsewhere}
     if reaching:
         name += f"-{short_digest(as_texts(reaching))}"
-    if row.settings:
+    if deciding(row.settings):
         name += f"-{row.name}"
-    return f"{name}-{_changes_name(choices.changes)}" if choices.changes else name
+    changes = deciding(choices.changes)
+    return f"{name}-{_changes_name(changes)}" if changes else name
 
 
 def _changes_name(changes: Mapping[str, Any]) -> str:

@@ -24,16 +24,18 @@ def other_settings(
 ) -> list[str]:
     """What differs between settings that were used and those of a run now, a text each.
 
-    ``stored`` is nested plain values. What is recorded and how fast does not count; how the
-    encoder is measured does, unless ``evaluation`` is False.
+    ``stored`` is nested plain values; a setting that there was not yet had its default. What is
+    recorded and how fast does not count; how the encoder is measured does, unless ``evaluation``
+    is False.
     """
-    then, now = _deciding(stored), _deciding(_asked(config, evaluation))
+    now = _deciding(_asked(config, evaluation))
+    then = {**_deciding(_asked(Config(), evaluation)), **_deciding(stored)}
     found = []
     for key in sorted(set(then) | set(now)):
         if key.partition(".")[0] not in stored:  # a section that was not recorded says nothing
             continue
         optional = ".options." in key or ".view_" in key
-        if _settles_later(key, now) or (not optional and (key not in then or key not in now)):
+        if _settles_later(key, now) or (not optional and key not in now):
             continue
         if then.get(key) != now.get(key):
             found.append(f"{key} was {_value(then, key)}, is {_value(now, key)}")
