@@ -5,8 +5,10 @@
 A TOML file names the recipe, the settings that all runs share (``[base]``) and the variations.
 Each run is trained on the train classes and scored on the validation classes only, by few-shot
 accuracy under several transforms of the features, strengths C and crops of the images; the test
-classes are not looked at. One line of JSON a run is added to ``--out``; a variation that has a line
-for these epochs and this seed, and the same settings, is not run again.
+classes are not looked at. With ``score = "held-out"`` in the file the score is what a linear
+classifier and a nearest-neighbour vote, with the labels of nine tenths of the training images, say
+of the last tenth; the test images are not looked at. One line of JSON a run is added to ``--out``;
+a variation that has a line for these epochs and this seed, and the same settings, is not run again.
 
 Several runs side by side share one GPU; under NVIDIA's multi-process service they take the time of
 fewer. A run that would not end within ``--minutes``, going by the slowest so far, is not begun.
@@ -35,6 +37,8 @@ from eigenshot.data.opening import open_source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
 from eigenshot.evaluation.fewshot import evaluate_fewshot
+from eigenshot.evaluation.knn import knn_accuracy
+from eigenshot.evaluation.linear import linear_exact
 from eigenshot.hardware import choose_device, environment
 from eigenshot.training.pretrain import pretrain
 
@@ -42,6 +46,8 @@ _SETTINGS = [(transform, C) for transform in ("l2", "centre", "power") for C in 
 _SHOTS = (1, 5)
 _EPISODES = 2000
 _BASE_IMAGES = 4000  # training images whose mean is taken off by "centre"
+_STRENGTHS = (1.0, 10.0)  # of the linear classifier
+Scores = dict[str, dict[str, float]]
 
 
 def configured(table: dict[str, Any], name: str, *, epochs: int, seed: int, compile: str) -> Config:
@@ -59,7 +65,7 @@ def configured(table: dict[str, Any], name: str, *, epochs: int, seed: int, comp
     )
 
 
-def scores(encoder: Encoder, data: str, device: str) -> dict[str, dict[str, float]]:
+def fewshot_scores(encoder: Encoder, data: str, device: str) -> Scores:
     """Validation accuracy in percent by shots and ``transform C``, of whole images and of crops."""
     size, channels = encoder.preprocessing.image_size, encoder.preprocessing.channels
     train, validation = (
@@ -89,6 +95,24 @@ def scores(encoder: Encoder, data: str, device: str) -> dict[str, dict[str, floa
     return found
 
 
+def held_out_scores(encoder: Encoder, data: str, device: str) -> Scores:
+    """Accuracy in percent on every tenth training image, by classifiers that know the others."""
+    size, channels = encoder.preprocessing.image_size, encoder.preprocessing.channels
+    train = open_source(data, split="train", image_size=size, channels=channels)
+    assert train.labels is not None
+    features = encoder.transform(train, device=device)
+    held = np.arange(len(train)) % 10 == 9
+    split = (features[~held], train.labels[~held], features[held], train.labels[held])
+    linear = {
+        f"C {C:g}": linear_exact(*split, C=C, tol=1e-4, device=device).accuracy for C in _STRENGTHS
+    }
+    found = {"linear": linear, "knn": {"200": knn_accuracy(*split, device=device)}}
+    return {name: {k: round(v, 2) for k, v in values.items()} for name, values in found.items()}
+
+
+SCORES = {"fewshot": fewshot_scores, "held-out": held_out_scores}
+
+
 def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train and score one variation."""
     config = configured(
@@ -107,7 +131,7 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
         "side_by_side": options.side_by_side,
         "seconds": run.summary["seconds"],
         "final": {key: round(float(value), 4) for key, value in final.items()},
-        "validation": scores(run.encoder, table["data"], device),
+        "validation": SCORES[table.get("score", "fewshot")](run.encoder, table["data"], device),
         **environment(torch.device(device)),
     }
 
@@ -140,8 +164,16 @@ def work(table: dict[str, Any], names: list[str], options: argparse.Namespace) -
         with options.out.open("a", encoding="utf-8") as file:  # one write: others add lines too
             file.write(line)
         slowest = max(slowest, time.monotonic() - start)
-        found = json.loads(line)["validation"]
-        print(f"{name}: 1 shot {found['1']['l2 1']}, 5 shots {found['5']['l2 1']}", flush=True)
+        print(f"{name}: {_in_words(json.loads(line)['validation'])}", flush=True)
+
+
+def _in_words(found: Scores) -> str:
+    """The first score of each kind."""
+    kinds = {"1": "1 shot", "5": "5 shots"}
+    firsts = (
+        (kinds.get(kind, kind), next(iter(values.values()))) for kind, values in found.items()
+    )
+    return ", ".join(f"{kind} {value}" for kind, value in firsts)
 
 
 def main() -> None:
