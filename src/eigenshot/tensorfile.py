@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,41 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
     return value
 
 
-def write_tensors(
-    path: str | Path, tensors: dict[str, Tensor], header: dict[str, Any], *, kind: str
-) -> None:
-    """Write ``tensors`` and ``header`` atomically; equal content gives equal bytes."""
+@dataclass(frozen=True)
+class Content:
+    """Tensors and a header as they are at a moment, on the host, ready to be written."""
+
+    kind: str
+    tensors: dict[str, Tensor]
+    header: dict[str, Any]
+
+    def write(self, path: str | Path) -> None:
+        """Write a file atomically; equal content gives equal bytes."""
+        entry = {
+            "kind": self.kind,
+            "version": _VERSION,
+            "checksum": _checksum(self.tensors),
+            "header": self.header,
+        }
+        content = save(self.tensors, metadata={_ENTRY: json.dumps(entry, sort_keys=True)})
+        with atomic_write(path) as handle:
+            handle.write(content)
+
+
+def content_of(tensors: dict[str, Tensor], header: dict[str, Any], *, kind: str) -> Content:
+    """``tensors`` and ``header`` as they are now: what happens to them later changes nothing."""
     # A copy each: safetensors refuses tensors that share memory.
     on_host = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }
-    entry = {
-        "kind": kind,
-        "version": _VERSION,
-        "checksum": _checksum(on_host),
-        "header": header,
-    }
-    content = save(on_host, metadata={_ENTRY: json.dumps(entry, sort_keys=True)})
-    with atomic_write(path) as handle:
-        handle.write(content)
+    return Content(kind, on_host, header)
+
+
+def write_tensors(
+    path: str | Path, tensors: dict[str, Tensor], header: dict[str, Any], *, kind: str
+) -> None:
+    """Write ``tensors`` and ``header`` atomically; equal content gives equal bytes."""
+    content_of(tensors, header, kind=kind).write(path)
 
 
 def read_tensors(path: str | Path, *, kind: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:

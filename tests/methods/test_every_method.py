@@ -21,7 +21,7 @@ from eigenshot.networks.halves import can_keep_halves_apart
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep
-from eigenshot.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from eigenshot.training.checkpoint import Progress, load_checkpoint, take_checkpoint
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, says_capturable
 from eigenshot.training.meter import Meter
 from eigenshot.training.setup import Parts
@@ -185,7 +185,10 @@ def test_a_checkpoint_holds_all_that_a_method_remembers(name: str, tmp_path: Pat
     stopped = step_of(small_parts(name, "cpu"), EagerStep)
     take(stopped, range(3))
     file = tmp_path / "last.safetensors"
-    save_checkpoint(file, stopped.method, stopped.optimizer, stopped.meter, Progress(3))
+    taken = take_checkpoint(stopped.method, stopped.optimizer, stopped.meter, Progress(3))
+    assert taken is not None
+    take(stopped, range(3, 4))  # while it waits to be written, the training goes on
+    taken.write(file)
     resumed = step_of(small_parts(name, "cpu"), EagerStep)
     load_checkpoint(file, resumed.method, resumed.optimizer, resumed.meter)
     take(resumed, range(3, 5))

@@ -126,9 +126,7 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
                 seed = config.training.seed
                 command = _command(given or table.name, row, choices, seed)
                 names = (variant, trained, command)
-                run = PlannedRun(
-                    table.name, row, part, seed, config, *names, later_seed=number > 0
-                )
+                run = PlannedRun(table.name, row, part, seed, config, *names, later_seed=number > 0)
                 runs.append(((number, row.order, position), run))
     runs.sort(key=lambda entry: entry[0])
     return Plan(tuple(run for _, run in runs), impossible)

@@ -6,11 +6,13 @@ is kept of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from torch import Tensor, nn
 
 from eigenshot.collective import any_rank, rank
 from eigenshot.config import CheckpointConfig
-from eigenshot.errors import CorruptFileError, TrainingDiverged
+from eigenshot.errors import CorruptFileError, TrainingDiverged, UserError
 from eigenshot.files import remove_leftovers
-from eigenshot.tensorfile import read_tensors, write_tensors
+from eigenshot.tensorfile import Content, content_of, read_tensors
+from eigenshot.training.background import Background
 from eigenshot.training.meter import Meter
 from eigenshot.training.runfolder import RunFolder
 
@@ -42,17 +45,16 @@ class Progress:
     best_by: str = ""
 
 
-def save_checkpoint(
-    path: Path,
+def take_checkpoint(
     method: nn.Module,
     optimizer: torch.optim.Optimizer,
     meter: Meter,
     progress: Progress,
     average: nn.Module | None = None,
-) -> None:
-    """Write everything a run needs to go on. Weights that are not finite are refused.
+) -> Content | None:
+    """Everything a run needs to go on, as it is now. Weights that are not finite are refused.
 
-    Several processes call it together, and the first writes.
+    Several processes call it together, and the first gets it; the others None.
     """
     weights = method.state_dict()
     broken = [
@@ -65,7 +67,7 @@ def save_checkpoint(
         raise TrainingDiverged(f"the weights {named} are no longer finite")
     sums, count = meter.state()
     if rank() != 0:
-        return
+        return None
     slots, plain = _flatten_optimizer(optimizer.state_dict())
     tensors = {
         **{f"method.{name}": value for name, value in weights.items()},
@@ -81,7 +83,7 @@ def save_checkpoint(
         "meter_names": list(sums),
         "optimizer": plain,
     }
-    write_tensors(path, tensors, header, kind=FORMAT)
+    return content_of(tensors, header, kind=FORMAT)
 
 
 def load_checkpoint(
@@ -91,7 +93,7 @@ def load_checkpoint(
     meter: Meter,
     average: nn.Module | None = None,
 ) -> Progress:
-    """Restore what `save_checkpoint` wrote, in place."""
+    """Restore what `take_checkpoint` took, from its file, in place."""
     remove_leftovers(path.parent, path.name)
     try:
         tensors, header = read_tensors(path, kind=FORMAT)
@@ -175,7 +177,10 @@ def _unflatten_optimizer(
 
 
 class Keeper:
-    """Writes a run's checkpoints when its settings say so."""
+    """Writes a run's checkpoints when its settings say so, while the training goes on.
+
+    Leaving the context waits until what was saved is written.
+    """
 
     def __init__(
         self,
@@ -191,8 +196,21 @@ class Keeper:
         self.method = method
         self.optimizer = optimizer
         self.settings = settings
+        self._writing = Background()
         self._saved_step = step
         self._saved_time = time.monotonic()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        # What ended the training says more than that a file could not be written beside it.
+        with contextlib.suppress(*([UserError] if kind else [])):
+            self.wait()
+
+    def wait(self) -> None:
+        """Until what was saved is in its files."""
+        self._writing.wait()
 
     def restore_best(self, progress: Progress) -> None:
         """Finish what a kill between the last and the best checkpoint left undone."""
@@ -212,9 +230,10 @@ class Keeper:
     def save(
         self, meter: Meter, progress: Progress, score: float | None = None, by: str = ""
     ) -> None:
-        """Write the last checkpoint; the best one becomes the same when ``score`` is the best.
+        """Let the last checkpoint be the state of now; the best too when ``score`` is the best.
 
-        Several processes call it together, and the first writes.
+        The files are written in the background, one checkpoint after the other. Several processes
+        call it together, and the first writes.
         """
         meter.check_finite()
         is_best = score is not None and (
@@ -222,9 +241,20 @@ class Keeper:
         )
         if is_best:
             progress.best, progress.best_step, progress.best_by = score, progress.step, by
-        save_checkpoint(
-            self.folder.last, self.method, self.optimizer, meter, progress, self.average
-        )
-        if is_best and rank() == 0:
-            link_or_copy(self.folder.last, self.folder.best)
+        self.wait()  # before memory is taken for the next
+        taken = take_checkpoint(self.method, self.optimizer, meter, progress, self.average)
+        if taken is not None:
+            self._writing.start(partial(self._write, taken, is_best))
         self._saved_step, self._saved_time = progress.step, time.monotonic()
+
+    def _write(self, taken: Content, is_best: bool) -> None:
+        try:
+            taken.write(self.folder.last)
+            if is_best:
+                link_or_copy(self.folder.last, self.folder.best)
+        except OSError as error:
+            kept = "the one before it stands" if self.folder.last.exists() else "there is none yet"
+            raise UserError(
+                f"cannot write the checkpoint '{self.folder.last}': {error.strerror or error}; "
+                f"{kept}"
+            ) from error

@@ -89,7 +89,8 @@ def train(
     health = _Health(parts, reporter)
     probing = config.probe.kind != "none"
 
-    with Interruption() as interruption, MetricsLog(folder, config.logging, progress.step) as log:
+    log = MetricsLog(folder, config.logging, progress.step)
+    with Interruption() as interruption, log, keeper:
         pauses = _Pauses(interruption, keeper, parts.fabric.device, deadline)
         reporter.begin(total_steps, progress.step)
         while progress.step < total_steps:
@@ -125,6 +126,7 @@ def train(
                         watch.stop()
                         keeper.save(meter, progress)
                     if stop:
+                        keeper.wait()
                         raise pauses.reason()
             meter.check_finite()
             record: dict[str, Any] = {
@@ -151,6 +153,7 @@ def train(
                 else:
                     keeper.save(meter, progress)
             if stop and progress.step < total_steps:
+                keeper.wait()
                 raise pauses.reason()
     return progress
 

@@ -16,6 +16,7 @@ from eigenshot.evaluation.episodes import draw_episodes
 from eigenshot.evaluation.fewshot import evaluate_fewshot
 from eigenshot.evaluation.knn import leave_one_out_knn
 from eigenshot.evaluation.tables import unit_length
+from eigenshot.hardware import exact_device
 from eigenshot.randomness import numpy_generator
 from eigenshot.reporter import Reporter
 
@@ -65,10 +66,11 @@ class Probe:
         method.eval()  # in training mode a look would move the running statistics
         images = self.source.images(self.rows)
         features = encoder.transform(images, device=device)
+        exact = exact_device(str(device))
         if self.config.kind == "knn":
-            accuracy = leave_one_out_knn(features, self.labels)
+            accuracy = leave_one_out_knn(features, self.labels, device=exact)
         else:
-            accuracy = self._fewshot(features)
+            accuracy = self._fewshot(features, exact)
         embed = getattr(method, "embed", encoder.backbone)
         batch = np.linspace(0, len(self.rows) - 1, min(len(self.rows), _GRAPH_IMAGES)).astype(int)
         chunks = [embed(encoder.normalise(c.to(device))) for c in images[batch].split(_CHUNK)]
@@ -79,7 +81,7 @@ class Probe:
             "interclass_transition": interclass_transition(embeddings, self.labels[batch]),
         }
 
-    def _fewshot(self, features: np.ndarray) -> float:
+    def _fewshot(self, features: np.ndarray, device: str) -> float:
         result = evaluate_fewshot(
             features,
             self.labels,
@@ -88,6 +90,7 @@ class Probe:
             queries=self.queries,
             episodes=self.config.episodes,
             class_names=self.source.class_names,
+            device=device,
         )
         return result.accuracy
 
