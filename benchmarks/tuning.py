@@ -5,10 +5,12 @@
 A TOML file names the recipe, the settings that all runs share (``[base]``) and the variations.
 Each run is trained on the train classes and scored on the validation classes only, by few-shot
 accuracy under several transforms of the features, strengths C and crops of the images; the test
-classes are not looked at. With ``score = "held-out"`` in the file the score is what a linear
-classifier and a nearest-neighbour vote, with the labels of nine tenths of the training images, say
-of the last tenth; the test images are not looked at. One line of JSON a run is added to ``--out``;
-a variation that has a line for these epochs and this seed, and the same settings, is not run again.
+classes are not looked at. With ``score = "held-out"`` in the file, which is for methods that learn
+without labels, the score is what a linear classifier and a nearest-neighbour vote, with the labels
+of nine tenths of the training images, say of every tenth; the test images are not looked at.
+
+One line of JSON a run is added to ``--out``; a variation that has a line for these epochs, this
+seed and this score, and the same settings, is not run again.
 
 Several runs side by side share one GPU; under NVIDIA's multi-process service they take the time of
 fewer. A run that would not end within ``--minutes``, going by the slowest so far, is not begun.
@@ -113,6 +115,11 @@ def held_out_scores(encoder: Encoder, data: str, device: str) -> Scores:
 SCORES = {"fewshot": fewshot_scores, "held-out": held_out_scores}
 
 
+def score_of(table: dict[str, Any]) -> str:
+    """The kind of score that the file asks for."""
+    return str(table.get("score", "fewshot"))
+
+
 def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train and score one variation."""
     config = configured(
@@ -131,7 +138,8 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
         "side_by_side": options.side_by_side,
         "seconds": run.summary["seconds"],
         "final": {key: round(float(value), 4) for key, value in final.items()},
-        "validation": SCORES[table.get("score", "fewshot")](run.encoder, table["data"], device),
+        "score": score_of(table),
+        "validation": SCORES[score_of(table)](run.encoder, table["data"], device),
         **environment(torch.device(device)),
     }
 
@@ -147,6 +155,7 @@ def done(table: dict[str, Any], options: argparse.Namespace) -> set[str]:
         for line in lines
         if (line["epochs"], line["seed"]) == (options.epochs, options.seed)
         and line["name"] in known
+        and line.get("score", "fewshot") == score_of(table)
         and line["settings"] == flatten(known[line["name"]])
         and line["base"] == flatten(table.get("base", {}))
     }
@@ -197,6 +206,8 @@ def main() -> None:
             if name not in table["variations"]:
                 raise UserError(f"no variation '{name}' in {options.table}")
             configured(table, name, epochs=options.epochs, seed=0, compile="off")
+        if score_of(table) not in SCORES:
+            raise UserError(f"unknown score '{score_of(table)}'; known: {', '.join(SCORES)}")
     except UserError as error:
         parser.error(str(error))
     if options.share is None and options.side_by_side > 1:

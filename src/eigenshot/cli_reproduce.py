@@ -177,6 +177,7 @@ def _described(
     library = Library(places.results)
     estimator = Estimator(places.results, device)
     left = float("inf") if budget is None else 60 * budget
+    trained: set[Path] = set()  # by rows above, when it is this one's turn
 
     def state(run: PlannedRun) -> str:
         nonlocal left
@@ -186,14 +187,19 @@ def _described(
             session.remark(run, reason)
             return "cannot be run here, see the notes of the table"
         folder = places.folder(run)
+        if folder in trained:
+            left -= estimator.evaluation(run)
+            return f"measures what a row above trains in {folder}"
         begun = "goes on in" if folder.exists() else "runs in"
         needed = estimator.known(run, folder)
         if needed is None:
+            trained.add(folder)
             return f"{begun} {folder}, its time is measured first"
         needed += estimator.evaluation(run)
         if needed > left:
             return f"does not fit into the budget, about {duration(needed)}"
         left -= needed
+        trained.add(folder)
         return f"{begun} {folder}, about {duration(needed)}"
 
     lines = [

@@ -23,6 +23,10 @@ class CorruptFileError(UserError):
     """A file that is not what it should be: truncated, altered, or from another program."""
 
 
+class Busy(UserError):
+    """Another process is at the same work; it can be done, or is done, when that one has ended."""
+
+
 def check_positive(**values: float) -> None:
     """Refuse the first value that is not above zero, by its name."""
     for name, value in values.items():

@@ -32,11 +32,11 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Content:
-    """Tensors and a header as they are at a moment, on the host, ready to be written."""
+    """Tensors and a header (JSON) as they are at a moment, on the host, ready to be written."""
 
     kind: str
     tensors: dict[str, Tensor]
-    header: dict[str, Any]
+    header: str
 
     def write(self, path: str | Path) -> None:
         """Write a file atomically; equal content gives equal bytes."""
@@ -44,7 +44,7 @@ class Content:
             "kind": self.kind,
             "version": _VERSION,
             "checksum": _checksum(self.tensors),
-            "header": self.header,
+            "header": json.loads(self.header),
         }
         content = save(self.tensors, metadata={_ENTRY: json.dumps(entry, sort_keys=True)})
         with atomic_write(path) as handle:
@@ -57,7 +57,7 @@ def content_of(tensors: dict[str, Tensor], header: dict[str, Any], *, kind: str)
     on_host = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }
-    return Content(kind, on_host, header)
+    return Content(kind, on_host, json.dumps(header))
 
 
 def write_tensors(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from eigenshot.errors import UserError
 from eigenshot.evaluation.bench import Bench
+from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
 from eigenshot.evaluation.protocol import fewshot_of_run, knn_of_run, linear_of_run
 from tests.data.benchmarks.test_hub import Listener
 from tests.data.parquet_files import cells, picture, write, write_hub
@@ -64,6 +66,23 @@ def test_settings_may_be_chosen_on_another_split_of_the_same_data(
         fewshot_of_run(bench, single, select_on=single, **few)
     with pytest.raises(UserError, match="are the same images"):
         fewshot_of_run(bench, both, split="validation", select_on=both, **few)
+
+
+def test_settings_are_chosen_where_the_rest_is_computed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, object]] = []
+
+    def listening(*tables: Any, **options: Any) -> FewShotResult:
+        calls.append((options["device"], options["together"]))
+        return evaluate_fewshot(*tables, **options)
+
+    monkeypatch.setattr("eigenshot.evaluation.selection.evaluate_fewshot", listening)
+    both = shards(tmp_path / "both", validation=8, test=8)
+    few = {"ways": 2, "shots": (1,), "queries": 1, "episodes": 2}
+    fewshot_of_run(bench, both, select_on=both, **few)
+    assert len(calls) == 12, "three transforms with four strengths"
+    assert set(calls) == {("cpu", True)}
 
 
 def test_shards_without_labels_are_told_what_they_have(bench: Bench, tmp_path: Path) -> None:

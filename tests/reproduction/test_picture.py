@@ -65,6 +65,13 @@ def test_rows_of_one_training_share_a_curve(
     found = {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} & colours(picture)
     assert len(found) == 1
 
+    # What one row has of more epochs is another curve.
+    longer = ("--set", "probe.kind=fewshot", "--epochs", "3")
+    assert shell(*arguments[:4], "--rows", "rival", probe, *longer)[0] == 0
+    probed = (probe, "--set", "probe.kind=fewshot", "--results-only")
+    assert shell("reproduce", table, *probed)[0] == 0
+    assert {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} <= colours(picture)
+
 
 def test_without_probes_there_is_no_picture(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

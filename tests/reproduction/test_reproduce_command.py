@@ -127,6 +127,21 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     assert "not run" in out
 
 
+def test_a_plan_counts_a_shared_training_once(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = TABLE.replace('method.options.mixup = "none"', "evaluation.C = 2.0")
+    arguments = ("reproduce", write_miniature(tmp_path, text), "--device", "cpu", "--dry-run")
+    _, out, _ = shell(*arguments)
+    assert "ours, Shapes, 5-way, seed 0: runs in" in out
+    assert "rival, Shapes, 5-way, seed 0: measures what a row above trains in" in out
+    monkeypatch.setattr("eigenshot.reproduction.estimate.Estimator.known", lambda *_: 40.0)
+    _, out, _ = shell(*arguments, "--budget", 1)
+    assert "rival, Shapes, 5-way, seed 0: measures what a row above trains in" in out
+    assert "short, Shapes, 5-way, seed 0: does not fit into the budget" in out
+
+
 def test_without_data_the_table_is_printed_and_says_how_to_get_them(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,16 @@ def test_a_run_that_fails_does_not_stop_the_table(bench: Bench) -> None:
     assert set(bench.results()) == {right.name}
 
 
+def test_what_another_process_trains_is_no_failure(bench: Bench) -> None:
+    busy, free = bench.runs("ours")[0], bench.runs("short")[0]
+    with RunFolder(bench.places.folder(busy)).held():
+        session = bench((busy, free))
+    assert not session.failed
+    assert "another process is training in" in session.remarks["ours", "Shapes, 5-way"][0]
+    assert set(bench.results()) == {free.name}
+    assert bench((busy,)).finished == 1
+
+
 def changed(run: PlannedRun, section: str, **values: Any) -> PlannedRun:
     """The run after its recipe has changed."""
     replaced = dataclasses.replace(getattr(run.config, section), **values)

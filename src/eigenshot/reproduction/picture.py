@@ -24,20 +24,19 @@ def draw_table_curves(folder: Path, table: Table, choices: Choices, library: Lib
 
     drawn = []
     for part in table.parts:
-        curves, measures, trained = [], [], set()
+        curves, measures, trainings = [], [], set()
         for row in table.rows:
-            training = (row.method, variant_of(table, row, part, choices, evaluation=False))
-            if not row.method or training in trained:
+            if not row.method:
                 continue
             found = library.find(
                 part.benchmark, row.method, variant_of(table, row, part, choices), choices.epochs
             )
-            points = _points(library, found[0]) if found else []
-            if points:
+            points = tuple(_points(library, found[0])) if found else ()
+            if points and points not in trainings:
+                trainings.add(points)
                 epochs, accuracies = zip(*points, strict=True)
                 curves.append(Curve(_label(row, found[0]), epochs, accuracies))
                 measures.append(_measure(found[0].config.get("probe", {})))
-                trained.add(training)
         if curves:
             file = folder / f"{table.name}{choices.suffix}{_part_name(table, part)}.png"
             measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"

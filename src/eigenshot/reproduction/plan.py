@@ -125,8 +125,17 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
             for number, config in enumerate(configs):
                 seed = config.training.seed
                 command = _command(given or table.name, row, choices, seed)
-                names = (variant, trained, command)
-                run = PlannedRun(table.name, row, part, seed, config, *names, later_seed=number > 0)
+                run = PlannedRun(
+                    table.name,
+                    row,
+                    part,
+                    seed,
+                    config,
+                    variant=variant,
+                    trained=trained,
+                    command=command,
+                    later_seed=number > 0,
+                )
                 runs.append(((number, row.order, position), run))
     runs.sort(key=lambda entry: entry[0])
     return Plan(tuple(run for _, run in runs), impossible)
@@ -156,23 +165,27 @@ def variant_of(
     """The recipe's name, with the row's where that changes it, and what was set for all.
 
     What table and part set is there as a digest, for as far as it reaches this row and decides its
-    result. Without ``evaluation`` only what decides the training counts: rows that differ in how
-    the encoder is measured share one training.
+    result. Without ``evaluation`` it names the training alone, which rows share that set nothing
+    but how the encoder is measured.
     """
 
-    def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: v for k, v in settings.items() if evaluation or not k.startswith("evaluation.")}
+    def counted(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of ``settings`` that the name tells apart."""
+        if evaluation:
+            return dict(settings)
+        kept = lasting(settings).items()
+        return {key: value for key, value in kept if not key.startswith("evaluation.")}
 
     recipe = row.recipe or part.recipe
     name = plain_name(os.path.basename(recipe).removesuffix(".toml"))
     elsewhere = {*_TAKEN, *row.settings, *choices.settings}
-    shared = deciding(lasting({**table.settings, **part.settings}))
+    shared = counted(lasting({**table.settings, **part.settings}))
     reaching = {key: value for key, value in shared.items() if key not in elsewhere}
     if reaching:
         name += f"-{short_digest(as_texts(reaching))}"
-    if deciding(row.settings):
+    if counted(row.settings):
         name += f"-{row.name}"
-    changes = deciding(choices.changes)
+    changes = counted(choices.changes)
     return f"{name}-{_changes_name(changes)}" if changes else name
 
 

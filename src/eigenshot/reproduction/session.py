@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eigenshot.data.benchmarks.access import BENCHMARKS, locate, open_benchmark
-from eigenshot.errors import TrainingDiverged, UserError
+from eigenshot.errors import Busy, TrainingDiverged, UserError
 from eigenshot.reporter import Reporter
 from eigenshot.reproduction.estimate import Estimator
 from eigenshot.reproduction.execute import Places, execute
@@ -112,6 +112,9 @@ def run_all(
             session.remark(run, "interrupted; the same command goes on from here")
             session.interrupted = True
             break
+        except Busy as error:  # it goes well, but elsewhere
+            session.remark(run, _sentence(error))
+            shown.note(f"{run.name}: {_sentence(error)}")
         except (UserError, TrainingDiverged) as error:
             session.failed = True
             session.remark(run, _sentence(error))

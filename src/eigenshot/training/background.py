@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class Background:
     """One piece of work at a time, in a thread of its own.
 
-    What it raises is raised where the next one is begun or waited for, so nothing fails unseen.
+    What it raises is raised where one checks it, waits for it or begins the next.
     """
 
     def __init__(self) -> None:
@@ -23,6 +23,14 @@ class Background:
 
     def wait(self) -> None:
         """Until the work has ended; at once where there is none."""
-        current, self._current = self._current, None
-        if current is not None:
-            current.result()
+        if self._current is not None:
+            try:
+                self._current.result()
+            finally:  # a wait that is interrupted leaves it to be waited for
+                if self._current.done():
+                    self._current = None
+
+    def check(self) -> None:
+        """Raise what the work has raised; do not wait for it."""
+        if self._current is not None and self._current.done():
+            self.wait()

@@ -205,12 +205,16 @@ class Keeper:
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         # What ended the training says more than that a file could not be written beside it.
-        with contextlib.suppress(*([UserError] if kind else [])):
+        with contextlib.suppress(*([Exception] if kind else [])):
             self.wait()
 
     def wait(self) -> None:
         """Until what was saved is in its files."""
         self._writing.wait()
+
+    def check(self) -> None:
+        """Raise why a checkpoint could not be written, as soon as that is known."""
+        self._writing.check()
 
     def restore_best(self, progress: Progress) -> None:
         """Finish what a kill between the last and the best checkpoint left undone."""
@@ -248,13 +252,23 @@ class Keeper:
         self._saved_step, self._saved_time = progress.step, time.monotonic()
 
     def _write(self, taken: Content, is_best: bool) -> None:
+        before = self.folder.last.exists()
         try:
             taken.write(self.folder.last)
+        except (OSError, MemoryError) as error:
+            kept = "--resume goes on from the one before it" if before else "there is none yet"
+            raise UserError(
+                f"cannot write the checkpoint '{self.folder.last}': {_reason(error)}; {kept}"
+            ) from error
+        try:
             if is_best:
                 link_or_copy(self.folder.last, self.folder.best)
         except OSError as error:
-            kept = "the one before it stands" if self.folder.last.exists() else "there is none yet"
             raise UserError(
-                f"cannot write the checkpoint '{self.folder.last}': {error.strerror or error}; "
-                f"{kept}"
+                f"cannot write '{self.folder.best}': {_reason(error)}; the checkpoint itself is "
+                "written, and --resume goes on from it"
             ) from error
+
+
+def _reason(error: OSError | MemoryError) -> str:
+    return getattr(error, "strerror", None) or str(error) or "too little memory"

@@ -180,6 +180,7 @@ class _Pauses:
 
     def __call__(self, step: int, *, epoch_ends: bool = False) -> tuple[bool, bool]:
         """Whether a checkpoint is due after ``step`` steps, and whether the run is to stop."""
+        self.keeper.check()
         by_steps = self.keeper.due_by_steps(step)
         if world_size() > 1 and step % _VOTE_STEPS and not epoch_ends:
             return by_steps, False

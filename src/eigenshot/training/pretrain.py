@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -100,12 +101,25 @@ def pretrain(
         fabric = launch(plan.device, here, machines)
         # Steps and trials seed torch's own generator; outside, the caller's stays as it was.
         own = [fabric.device.index] if fabric.device.type == "cuda" else []
-        with torch.random.fork_rng(own), parting(fabric, Interrupted):
-            return _run(plan, fabric, shown if rank() == 0 else Reporter(), deadline)
+        with (
+            torch.random.fork_rng(own),
+            parting(fabric, Interrupted),
+            contextlib.ExitStack() as held,
+        ):
+            return _run(plan, fabric, shown if rank() == 0 else Reporter(), deadline, held)
 
 
-def _run(plan: Plan, fabric: Any, reporter: Reporter, deadline: float | None) -> Run:
-    """Read the images, train, leave the encoder; every process does, and the first writes."""
+def _run(
+    plan: Plan,
+    fabric: Any,
+    reporter: Reporter,
+    deadline: float | None,
+    held: contextlib.ExitStack,
+) -> Run:
+    """Read the images, train, leave the encoder; every process does, and the first writes.
+
+    What it ``held`` from others is given back when the caller leaves that.
+    """
     folder, config = plan.folder, plan.config
     require_agreement(
         fabric,
@@ -148,8 +162,12 @@ def _run(plan: Plan, fabric: Any, reporter: Reporter, deadline: float | None) ->
                 _announce(parts, reporter)
             with all_or_none(fabric):
                 # After the trial steps of the estimate: what they refuse leaves no folder behind.
-                if not plan.going_on and rank() == 0:
-                    folder.start(config, identity)
+                if rank() == 0:
+                    held.enter_context(folder.held())
+                    if folder.started and not plan.started:  # by another, in the meantime
+                        folder.check(resume=False)
+                    if not plan.going_on:
+                        folder.start(config, identity)
             told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
             progress = _train(parts, folder, probe, reporter, plan.going_on, deadline)
     finally:

@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from eigenshot.config import Config, differences
 from eigenshot.configfile import config_from_table, to_toml
+from eigenshot.data.reading.locks import locked
 from eigenshot.encoder import FILE_NAME as ENCODER_NAME
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import remove_leftovers, write_json, write_text
@@ -80,6 +82,26 @@ class RunFolder:
         """Settings and images are known: what goes on here must agree with them."""
         return self.config_file.is_file() and bool(self._read_data().get(_MARK))
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from training here; while one does, this is a `Busy`."""
+        with contextlib.ExitStack() as held:
+            held.callback(self._remove_if_empty)
+            work = f"training in '{self.path}'; wait until it has ended, or choose another --out"
+            try:
+                held.enter_context(locked(self.path / ".run", work, wait=False))
+            except OSError as error:
+                raise self._not_written(error) from error
+            yield
+
+    def _remove_if_empty(self) -> None:
+        for folder in (self.last.parent, self.path):
+            with contextlib.suppress(OSError):  # not empty, or never made
+                folder.rmdir()
+
+    def _not_written(self, error: OSError) -> UserError:
+        return UserError(f"cannot write to '{self.path}': {error.strerror}")
+
     def start(self, config: Config, data: dict[str, Any]) -> None:
         """Make the folder and echo the full settings into it; nothing of an older run stays."""
         try:
@@ -89,10 +111,7 @@ class RunFolder:
             write_json(self.data_file, {_MARK: True, **data})  # first: it says whose folder this is
             write_text(self.config_file, to_toml(config))
         except OSError as error:
-            for folder in (self.last.parent, self.path):
-                with contextlib.suppress(OSError):  # not empty, or never made
-                    folder.rmdir()
-            raise UserError(f"cannot write to '{self.path}': {error.strerror}") from error
+            raise self._not_written(error) from error
 
     def remove_leftovers(self) -> None:
         """Drop what killed writes have left behind."""

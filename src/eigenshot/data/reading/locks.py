@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from eigenshot.data.reading.chunks import writing
+from eigenshot.errors import Busy
 
 try:
     import fcntl
@@ -17,14 +18,19 @@ except ImportError:  # not a Unix system: two builds at once then do the work tw
 
 
 @contextlib.contextmanager
-def locked(stem: Path, work: str, note: Callable[[str], None] | None) -> Iterator[None]:
-    """Keep other processes from the same ``work``, as "decoding it" is; its folder is made."""
+def locked(
+    stem: Path, work: str, note: Callable[[str], None] | None = None, *, wait: bool = True
+) -> Iterator[None]:
+    """Keep other processes from the same ``work``, as "decoding it" is; its folder is made.
+
+    While another is at it, this one waits, or without ``wait`` is told so by a `Busy`.
+    """
     while True:
         with writing():
             stem.parent.mkdir(parents=True, exist_ok=True)
             handle = stem.with_suffix(".lock").open("ab")
         with handle:
-            held = _lock(handle, work, note)
+            held = _lock(handle, work, note, wait)
             if held and not _is_current(handle, stem):
                 continue  # whoever held it has removed it, and others may have a new one
             try:
@@ -56,13 +62,15 @@ def idle(stem: Path) -> Iterator[bool]:
                 _remove(stem)
 
 
-def _lock(handle: IO[bytes], work: str, note: Callable[[str], None] | None) -> bool:
-    """Wait for the lock; False where there are none to be had."""
+def _lock(handle: IO[bytes], work: str, note: Callable[[str], None] | None, wait: bool) -> bool:
+    """Get the lock; False where there are none to be had."""
     if fcntl is None:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        if not wait:
+            raise Busy(f"another process is {work}") from None
         if note is not None:
             note(f"waiting for another process that is {work}")
         fcntl.flock(handle, fcntl.LOCK_EX)
