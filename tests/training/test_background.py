@@ -121,17 +121,23 @@ class TestAFullDisk:
     def test_it_ends_the_run_soon_and_not_at_the_next_checkpoint(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        written = []
+        failed, steps = threading.Event(), []
+
+        class Counting(Recorder):
+            def advance(self, step: int, *details: object) -> None:
+                steps.append(step)
+                if step == 5:  # that of step 4 is being written
+                    failed.wait(20)
 
         def fail(self: Content, path: Path) -> None:
-            written.append(path)
+            failed.set()
             full_disk(self, path)
 
         monkeypatch.setattr(Content, "write", fail)
-        config = tiny(checkpoint__every_steps=2, training__epochs=3)
+        config, reporter = tiny(checkpoint__every_steps=4), Counting(stop_at=0)
         with pytest.raises(UserError, match="No space left"):
-            pretrain("glyphs", config, tmp_path / "run", device="cpu")
-        assert len(written) == 1
+            pretrain("glyphs", config, tmp_path / "run", device="cpu", reporter=reporter)
+        assert max(steps) < 8
 
     def test_the_best_alone_may_be_what_cannot_be_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
