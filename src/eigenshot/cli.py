@@ -137,9 +137,8 @@ def pretrain(
 ) -> None:
     """Learn an encoder from unlabelled images."""
     from eigenshot.configfile import load_config, parse_override
-    from eigenshot.reporter import ConsoleReporter
+    from eigenshot.reporter import ConsoleReporter, duration
     from eigenshot.training.choices import recipe_for
-    from eigenshot.training.pretrain import duration
     from eigenshot.training.pretrain import pretrain as run_pretraining
 
     find_own_code(method, backbone)

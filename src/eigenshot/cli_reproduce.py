@@ -168,11 +168,11 @@ def _described(
     plan: Plan, places: Places, device: str, budget: float | None, session: Session
 ) -> str:
     """The plan, a line a run; why one cannot be run here goes to the remarks of ``session``."""
+    from eigenshot.reporter import duration
     from eigenshot.reproduction.estimate import Estimator
     from eigenshot.reproduction.library import Library
     from eigenshot.reproduction.results import result_file
     from eigenshot.reproduction.session import obstacle, result_of
-    from eigenshot.training.pretrain import duration
 
     library = Library(places.results)
     estimator = Estimator(places.results, device)
@@ -187,11 +187,10 @@ def _described(
             session.remark(run, reason)
             return "cannot be run here, see the notes of the table"
         folder = places.folder(run)
-        if folder in trained:
-            left -= estimator.evaluation(run)
-            return f"measures what a row above trains in {folder}"
+        shared = folder in trained
         begun = "goes on in" if folder.exists() else "runs in"
-        needed = estimator.known(run, folder)
+        begun = "measures what a row above trains in" if shared else begun
+        needed = 0.0 if shared else estimator.known(run, folder)
         if needed is None:
             trained.add(folder)
             return f"{begun} {folder}, its time is measured first"

@@ -19,6 +19,17 @@ from rich.progress import (
 _REFRESH_SECONDS = 0.5
 
 
+def duration(seconds: float) -> str:
+    """Seconds in words a person reads: ``"2 h 10 min"``."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
 class Reporter:
     """Says nothing; the base of reporters that do."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
 from dataclasses import dataclass
@@ -32,11 +33,11 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Content:
-    """Tensors and a header (JSON) as they are at a moment, on the host, ready to be written."""
+    """Tensors and a header as they are at a moment, on the host, ready to be written."""
 
     kind: str
     tensors: dict[str, Tensor]
-    header: str
+    header: dict[str, Any]
 
     def write(self, path: str | Path) -> None:
         """Write a file atomically; equal content gives equal bytes."""
@@ -44,7 +45,7 @@ class Content:
             "kind": self.kind,
             "version": _VERSION,
             "checksum": _checksum(self.tensors),
-            "header": json.loads(self.header),
+            "header": self.header,
         }
         content = save(self.tensors, metadata={_ENTRY: json.dumps(entry, sort_keys=True)})
         with atomic_write(path) as handle:
@@ -57,7 +58,7 @@ def content_of(tensors: dict[str, Tensor], header: dict[str, Any], *, kind: str)
     on_host = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }
-    return Content(kind, on_host, json.dumps(header))
+    return Content(kind, on_host, copy.deepcopy(header))
 
 
 def write_tensors(

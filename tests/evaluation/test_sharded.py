@@ -21,7 +21,7 @@ from eigenshot.networks import create_backbone
 from tests.test_collective import Results, on_two_ranks
 
 IMAGES = 37
-EPISODES = 25
+TASKS: dict[str, int] = {"ways": 3, "shots": 2, "queries": 5, "episodes": 25}
 # Five tasks, of 21 rows of 8 features in float32 each.
 PIECES = {"cpu": 5 * 21 * 8 * 4}
 CLASSIFIERS = ("logistic", "nearest-centroid", "optimal-transport")
@@ -47,15 +47,12 @@ def features() -> tuple[np.ndarray, np.ndarray]:
 
 def evaluate(classifier: str, **options: Any) -> np.ndarray:
     """Accuracies of single episodes, from tables in which a piece is five of them."""
-    table, labels = features()
-    tasks = {"ways": 3, "shots": 2, "queries": 5, "episodes": EPISODES}
-    return evaluate_fewshot(table, labels, classifier=classifier, **tasks, **options).per_episode
+    return evaluate_fewshot(*features(), classifier=classifier, **TASKS, **options).per_episode
 
 
 def select(**options: Any) -> Selected:
     """Settings chosen on these tables."""
-    tasks = {"ways": 3, "shots": 2, "queries": 5, "episodes": EPISODES}
-    return select_settings(*features(), strengths=(0.1, 1.0), **tasks, **options)
+    return select_settings(*features(), strengths=(0.1, 1.0), **TASKS, **options)
 
 
 @pytest.fixture

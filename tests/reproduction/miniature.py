@@ -72,6 +72,12 @@ order = 3
 """
 
 
+def table_with(found: str, instead: str) -> str:
+    """The table with one thing in it replaced, which must be there."""
+    assert found in TABLE
+    return TABLE.replace(found, instead, 1)
+
+
 def write_miniature(folder: Path, table: str = TABLE) -> Path:
     """Images, recipe and table; the path of the table."""
     generator = np.random.default_rng(0)

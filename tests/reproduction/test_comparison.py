@@ -10,7 +10,7 @@ import pytest
 
 from eigenshot.reproduction.episodes import EpisodeCounts, write_episodes
 from eigenshot.reproduction.results import episodes_file
-from tests.reproduction.miniature import TABLE, keep, write_miniature
+from tests.reproduction.miniature import keep, table_with, write_miniature
 from tests.reproduction.test_reproduce_command import cells
 from tests.test_cli import Shell
 
@@ -73,7 +73,7 @@ def test_a_row_may_be_compared_with_another_than_the_tables(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    table = write_miniature(tmp_path, TABLE.replace("order = 3", 'order = 3\ncompare = "rival"'))
+    table = write_miniature(tmp_path, table_with("order = 3", 'order = 3\ncompare = "rival"'))
     right = np.random.default_rng(0).integers(20, 70, (3, 40))
     for number, variant in enumerate(("tiny", "tiny-rival", "tiny-short")):
         keep_answers(tmp_path / "results", right[number], variant)
@@ -116,8 +116,7 @@ def test_a_collapsed_row_says_so_with_its_accuracy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     figures = 'paper = ["45.0 ± 0.5", "60.0 ± 0.5"]'
-    assert figures in TABLE
-    table = write_miniature(tmp_path, TABLE.replace(figures, 'paper = ["collapsed", "60.0 ± 0.5"]'))
+    table = write_miniature(tmp_path, table_with(figures, 'paper = ["collapsed", "60.0 ± 0.5"]'))
     keep(tmp_path / "results", collapsed=True)
     shell("reproduce", table, "--results-only")
     one, five = cells((tmp_path / "results" / "mini.md").read_text(), "Ours")

@@ -12,7 +12,7 @@ from PIL import Image
 from eigenshot.errors import CorruptFileError
 from eigenshot.reports.curves_picture import Curve, draw_curves
 from eigenshot.reproduction.curves import read_curve, write_curve
-from tests.reproduction.miniature import TABLE, write_miniature
+from tests.reproduction.miniature import table_with, write_miniature
 from tests.test_cli import Shell
 
 
@@ -54,8 +54,7 @@ def test_rows_of_one_training_share_a_curve(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     mixup = 'method.options.mixup = "none"'
-    assert mixup in TABLE
-    table = write_miniature(tmp_path, TABLE.replace(mixup, "evaluation.C = 2.0"))
+    table = write_miniature(tmp_path, table_with(mixup, "evaluation.C = 2.0"))
     probe = f"--set=probe.data={tmp_path / 'test.npz'}"
     arguments = ("reproduce", table, "--device", "cpu", "--rows", "ours,rival", probe)
     assert shell(*arguments, "--set", "probe.kind=fewshot")[0] == 0

@@ -15,7 +15,7 @@ from eigenshot.errors import UserError
 from eigenshot.reproduction.plan import Choices, make_plan, settled, variant_of
 from eigenshot.reproduction.table import Table, list_tables, read_table
 from eigenshot.reproduction.versions import is_version, other_settings, version_of
-from tests.reproduction.miniature import TABLE, miniature, write_miniature
+from tests.reproduction.miniature import miniature, table_with, write_miniature
 
 
 def test_the_first_seed_of_all_comes_before_the_second_of_any(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_what_has_an_option_of_its_own_is_not_set(choices: dict[str, Any], messa
 
 def with_settings(folder: Path, table: str = "{{}}", part: str = "{{}}") -> Table:
     """The miniature with settings for all rows, as inline tables."""
-    text = TABLE.replace("[[part]]", f"settings = {table}\n[[part]]\nsettings = {part}", 1)
+    text = table_with("[[part]]", f"settings = {table}\n[[part]]\nsettings = {part}")
     return read_table(str(write_miniature(folder, text)))
 
 
@@ -154,7 +154,7 @@ def test_a_version_is_told_by_its_settings_alone() -> None:
 def test_a_head_that_a_method_cannot_work_with_is_told_before_anything_is_read(
     tmp_path: Path,
 ) -> None:
-    text = TABLE.replace(
+    text = table_with(
         'method = "dle"\nsettings = {{ method.options.mixup = "none" }}',
         'method = "shuffled-dbn"\nsettings = {{ method.options.group_size = 6 }}',
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.reproduction.miniature import TABLE, keep, write_miniature
+from tests.reproduction.miniature import keep, table_with, write_miniature
 from tests.test_cli import Shell
 
 GLYPHS = """
@@ -131,7 +131,7 @@ def test_a_plan_counts_a_shared_training_once(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = TABLE.replace('method.options.mixup = "none"', "evaluation.C = 2.0")
+    text = table_with('method.options.mixup = "none"', "evaluation.C = 2.0")
     arguments = ("reproduce", write_miniature(tmp_path, text), "--device", "cpu", "--dry-run")
     _, out, _ = shell(*arguments)
     assert "ours, Shapes, 5-way, seed 0: runs in" in out
@@ -177,9 +177,8 @@ def test_ctrl_c_keeps_what_there_is_and_prints_the_table(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "interrupting_method.py").write_text(INTERRUPTING)
     rival = 'method = "dle"\nsettings = {{ method.options.mixup = "none" }}'
-    assert rival in TABLE
     own = 'method = "interrupting_method:Interrupting"'
-    table = write_miniature(tmp_path, TABLE.replace(rival, own))
+    table = write_miniature(tmp_path, table_with(rival, own))
     command = ("reproduce", table, "--device", "cpu", "--rows", "ours,rival")
     code, out, err = shell(*command)
     assert code == 130, err

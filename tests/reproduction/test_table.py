@@ -9,7 +9,7 @@ import pytest
 from eigenshot.errors import UserError
 from eigenshot.reproduction.figures import parse_figure
 from eigenshot.reproduction.table import list_tables, read_table, short_name
-from tests.reproduction.miniature import TABLE, miniature, write_miniature
+from tests.reproduction.miniature import miniature, table_with, write_miniature
 
 
 def test_the_papers_tables_are_there_with_all_their_rows() -> None:
@@ -120,8 +120,7 @@ def test_an_unknown_table_offers_the_nearest() -> None:
     ],
 )
 def test_a_slip_in_a_table_is_told(tmp_path: Path, found: str, instead: str, message: str) -> None:
-    assert found in TABLE
-    path = write_miniature(tmp_path, TABLE.replace(found, instead, 1))
+    path = write_miniature(tmp_path, table_with(found, instead))
     with pytest.raises(UserError) as told:
         read_table(str(path))
     assert message in str(told.value)

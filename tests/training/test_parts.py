@@ -12,10 +12,10 @@ import torch
 
 from eigenshot.errors import TrainingDiverged
 from eigenshot.randomness import derive_seed, numpy_generator, torch_generator
+from eigenshot.reporter import duration
 from eigenshot.training.diagnostics import diagnose, effective_rank, uniformity
 from eigenshot.training.interrupt import Interruption
 from eigenshot.training.meter import Meter
-from eigenshot.training.pretrain import duration
 from eigenshot.training.probe import interclass_transition
 from eigenshot.training.schedule import learning_rate
 

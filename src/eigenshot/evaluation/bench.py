@@ -11,12 +11,7 @@ import numpy as np
 
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, label_advice
-from eigenshot.data.opening import (
-    channel_statistics,
-    open_source,
-    tell_passed_over,
-    tell_unreadable,
-)
+from eigenshot.data.opening import channel_statistics, open_source, tell_passed_over
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.data.views.crops import Crops
@@ -27,6 +22,22 @@ from eigenshot.hardware import Precision, choose_device, resolve_precision
 from eigenshot.reporter import Reporter
 
 Normalisation = Literal["encoder", "data"]
+
+
+def open_for(encoder: Encoder, data: Any, split: str | None, reporter: Reporter) -> Source:
+    """``data`` in the encoder's own shape, ``split`` of what has splits; what it lacks is said."""
+    source = open_source(
+        data,
+        image_size=encoder.preprocessing.image_size,
+        channels=encoder.preprocessing.channels,
+        split=split,
+        reading=Reading(
+            progress=reporter.counting("reading images"), note=reporter.note, quiet=True
+        ),
+        reporter=reporter,
+    )
+    tell_passed_over(source, reporter)
+    return source
 
 
 @dataclass
@@ -57,20 +68,7 @@ class Bench:
 
     def open(self, data: Any, split: str | None) -> Source:
         """``data`` in the encoder's own shape; ``split`` of what has splits."""
-        source = open_source(
-            data,
-            image_size=self.encoder.preprocessing.image_size,
-            channels=self.encoder.preprocessing.channels,
-            split=split,
-            reading=Reading(
-                progress=self.reporter.counting("reading images"),
-                note=self.reporter.note,
-                quiet=True,
-            ),
-            reporter=self.reporter,
-        )
-        tell_passed_over(source, self.reporter)
-        return source
+        return open_for(self.encoder, data, split, self.reporter)
 
     def open_labelled(
         self, data: Any, split: str | None, default: str
@@ -96,10 +94,5 @@ class Bench:
 
     def features(self, source: Source) -> np.ndarray:
         """Features of a source, ``(N, d)``, from the cache where they are known."""
-        told = len(getattr(source, "unreadable", ()))
         suited = self.suited(source)
-        features = extract_features(
-            suited, source, reporter=self.reporter, together=True, **self.how
-        )
-        tell_unreadable(source, self.reporter, told)
-        return features
+        return extract_features(suited, source, reporter=self.reporter, together=True, **self.how)

@@ -15,12 +15,10 @@ from torch import nn
 from eigenshot.collective import rank
 from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.naming import choose_split, folder_of
-from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
-from eigenshot.data.reading.reader import Reading
-from eigenshot.data.source import Source
 from eigenshot.data.views.crops import Crops
-from eigenshot.encoder import Encoder, load_encoder
+from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError
+from eigenshot.evaluation.bench import open_for
 from eigenshot.evaluation.features import encoder_digest, extract_features
 from eigenshot.files import atomic_write
 from eigenshot.hardware import Precision, choose_device
@@ -67,9 +65,8 @@ def embed(
     target = _check_target(out, data)
     chosen = choose_device(device)
     encoder = load_encoder(run, backbone=backbone).with_crops(crops)
-    source = _open(data, encoder, split, reporter)
+    source = open_for(encoder, data, split or choose_split(data, "test", reporter), reporter)
     _prepare_folder(target)  # before the work: its result must have a place
-    told = len(getattr(source, "unreadable", ()))
     features = extract_features(
         encoder,
         source,
@@ -79,7 +76,6 @@ def embed(
         together=together,
         precision=precision,
     )
-    tell_unreadable(source, reporter, told)
     if together and rank() > 0:
         return target
     table = _Table(
@@ -142,22 +138,6 @@ def _prepare_folder(target: Path) -> None:
         raise UserError(f"cannot make the folder '{folder}' for features: {reason}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"cannot write features to '{folder}': permission denied")
-
-
-def _open(data: Any, encoder: Encoder, split: str | None, reporter: Reporter) -> Source:
-    """The images in the encoder's own shape; what a folder lacks is said."""
-    source = open_source(
-        data,
-        image_size=encoder.preprocessing.image_size,
-        channels=encoder.preprocessing.channels,
-        split=split or choose_split(data, "test", reporter),
-        reading=Reading(
-            progress=reporter.counting("reading images"), note=reporter.note, quiet=True
-        ),
-        reporter=reporter,
-    )
-    tell_passed_over(source, reporter)
-    return source
 
 
 def _write_npz(handle: IO[bytes], table: _Table) -> None:

@@ -22,7 +22,7 @@ from torch import nn
 
 from eigenshot.collective import rank
 from eigenshot.data.cache import CacheUnavailable, cache_folder
-from eigenshot.data.opening import as_images
+from eigenshot.data.opening import as_images, tell_unreadable
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
@@ -100,7 +100,9 @@ def extract_features(
         stored = from_first(stored, shape, device=device)
     if stored is not None:
         return stored
+    told = len(getattr(images, "unreadable", ()))
     features = _compute(encoder, images, device, batch_size, reporter, together, precision)
+    tell_unreadable(images, reporter, told)
     if cache:
         _store(file, features, header, limit, reporter)
     return features

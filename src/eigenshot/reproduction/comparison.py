@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eigenshot.errors import UserError
+from eigenshot.reporter import duration
 from eigenshot.reproduction.episodes import interval_over_tasks, paired
 from eigenshot.reproduction.figures import Figure
 from eigenshot.reproduction.library import Library
@@ -14,7 +15,6 @@ from eigenshot.reproduction.plan import Choices, Plan, settled, variant_of
 from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.table import Column, Row, Table
 from eigenshot.reproduction.versions import other_settings
-from eigenshot.training.pretrain import duration
 
 _PAIRED = "paired"
 HEADINGS = (

@@ -11,7 +11,7 @@ import torch
 
 from eigenshot.data.benchmarks.access import BENCHMARKS, locate, open_benchmark
 from eigenshot.errors import Busy, TrainingDiverged, UserError
-from eigenshot.reporter import Reporter
+from eigenshot.reporter import Reporter, duration
 from eigenshot.reproduction.estimate import Estimator
 from eigenshot.reproduction.execute import Places, execute
 from eigenshot.reproduction.library import Library
@@ -19,7 +19,6 @@ from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.versions import other_settings
 from eigenshot.training.loop import DeadlineReached, Interrupted
-from eigenshot.training.pretrain import duration
 
 
 @dataclass

@@ -6,7 +6,6 @@ is kept of them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
@@ -204,9 +203,11 @@ class Keeper:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        # What ended the training says more than that a file could not be written beside it.
-        with contextlib.suppress(*([Exception] if kind else [])):
+        try:
             self.wait()
+        except Exception:
+            if kind is None:  # else what ended the training says more than the file beside it
+                raise
 
     def wait(self) -> None:
         """Until what was saved is in its files."""

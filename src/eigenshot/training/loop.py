@@ -126,7 +126,6 @@ def train(
                         watch.stop()
                         keeper.save(meter, progress)
                     if stop:
-                        keeper.wait()
                         raise pauses.reason()
             meter.check_finite()
             record: dict[str, Any] = {
@@ -153,7 +152,6 @@ def train(
                 else:
                     keeper.save(meter, progress)
             if stop and progress.step < total_steps:
-                keeper.wait()
                 raise pauses.reason()
     return progress
 
@@ -189,10 +187,11 @@ class _Pauses:
         return by_steps or by_minutes, any_rank(stop, self.device)
 
     def reason(self) -> Interrupted:
-        """What a run that is to stop ends with; all processes ask together.
+        """What a run that is to stop ends with, once its state is saved; all ask together.
 
         By now the clocks may disagree with the vote. If none was interrupted, it was the time.
         """
+        self.keeper.wait()
         asked = any_rank(self.interruption.requested, self.device)
         return Interrupted() if asked else DeadlineReached()
 

@@ -24,7 +24,7 @@ from eigenshot.encoder import Encoder, encoder_path
 from eigenshot.errors import TrainingDiverged
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
-from eigenshot.reporter import Reporter
+from eigenshot.reporter import Reporter, duration
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.choices import resolve_batch
 from eigenshot.training.engine import seconds_a_step
@@ -265,17 +265,6 @@ def _announce(parts: Parts, reporter: Reporter) -> None:
     )
     if getattr(source, "reader", None) == "streamed":
         reporter.note(f"shuffled within {window_in_use(source, batch):,} images at a time")
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words a person reads: ``"2 h 10 min"``."""
-    if seconds < 100:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, Any]:
