@@ -65,26 +65,33 @@ def mean_over_ranks(x: Tensor) -> Tensor:
     return x.detach() if ranks == 1 else _summed(x) / ranks
 
 
-@torch.no_grad()
 def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Let every parameter's gradient be its mean over ranks, in one exchange for each dtype.
+    """Let every parameter's gradient be its mean over ranks.
 
     All ranks must bring the same parameters, with gradients for the same ones.
+    """
+    gradients = (parameter.grad for parameter in parameters)
+    average_in_place(gradient for gradient in gradients if gradient is not None)
+
+
+@torch.no_grad()
+def average_in_place(tensors: Iterable[Tensor]) -> None:
+    """Let every tensor be its mean over ranks, in one exchange for each dtype.
+
+    All ranks must bring tensors of the same shapes in the same order.
     """
     ranks = world_size()
     if ranks == 1:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values():
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for alike in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
         dist.all_reduce(flat)
         flat /= ranks
-        sizes = [gradient.numel() for gradient in gradients]
-        for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
-            gradient.copy_(mean.view(gradient.shape))
+        for tensor, mean in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
+            tensor.copy_(mean.view(tensor.shape))
 
 
 def any_rank(flag: bool, device: torch.device | str) -> bool:

@@ -12,7 +12,7 @@ from eigenshot.methods import DeepLaplacianEigenmapsMethod, create_method
 from eigenshot.methods.dle import decorrelation_loss, trace_loss
 from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Backbone, Projector, create_backbone
-from eigenshot.networks.halves import can_keep_halves_apart
+from eigenshot.networks.apart import can_keep_halves_apart
 from eigenshot.training.step import standing_in
 from tests.methods.tiny import mix_at, shapes_of_products, views
 

@@ -17,7 +17,7 @@ from eigenshot.configfile import method_table
 from eigenshot.methods import create_method, learns_from_labels, list_methods
 from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Projector, create_backbone
-from eigenshot.networks.halves import can_keep_halves_apart
+from eigenshot.networks.apart import can_keep_halves_apart
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 from eigenshot.configfile import method_table
 from eigenshot.errors import UserError
 from eigenshot.methods.mixing import Mix
-from eigenshot.methods.moco import MoCo, queue_contrast_loss
+from eigenshot.methods.moco import MoCo, crosswise, queue_contrast_loss
 from eigenshot.networks import Projector, create_backbone
 from tests.methods.tiny import mix_with_a_fixed_point as mix_at
 from tests.methods.tiny import rows, views
@@ -28,10 +28,11 @@ def unit_rows(seed: int, batch: int = BATCH, dimensions: int = 5) -> Tensor:
 
 
 def tiny_method(**options: Any) -> MoCo:
+    """One that normalises a batch as a whole, unless told otherwise."""
     torch.manual_seed(0)
     backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
     projector = Projector(8, layers=2, width=12, out_features=5, norm=False, standardize=False)
-    return MoCo(backbone, projector, **{"queue_length": LENGTH, **options}).double()
+    return MoCo(backbone, projector, **{"queue_length": LENGTH, "groups": 1, **options}).double()
 
 
 def info_nce(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) -> Tensor:
@@ -205,6 +206,61 @@ class TestQueue:
             method(*views())
 
 
+class TestGroups:
+    @pytest.mark.parametrize(("batch", "groups"), [(12, 3), (8, 4), (6, 2)])
+    def test_groups_of_keys_cut_across_those_of_queries(self, batch: int, groups: int) -> None:
+        order = crosswise(batch, groups)
+        assert sorted(order.tolist()) == list(range(batch))
+        size = batch // groups
+        for group in order.chunk(groups):
+            met = torch.bincount(group // size, minlength=groups)
+            assert met.max() - met.min() <= 1
+
+    @pytest.mark.parametrize("joint", [False, True])
+    @pytest.mark.parametrize("symmetric", [False, True])
+    @pytest.mark.parametrize("layer", [None, 0, 3])
+    def test_they_are_as_passes_of_their_own(
+        self, layer: int | None, symmetric: bool, joint: bool
+    ) -> None:
+        method, plain = tiny_method(groups=3, symmetric=symmetric), tiny_method()
+        method.joint = joint
+        view_a, view_b = views()
+        mix = None if layer is None else mix_at(layer)
+
+        def queries(view: Tensor, mix: Mix | None) -> Tensor:
+            hidden = view
+            for number, stage in enumerate([*plain.backbone.stages, plain.backbone.pool]):
+                hidden = mix(hidden) if mix is not None and number == mix.layer else hidden
+                hidden = torch.cat([stage(group) for group in hidden.chunk(3)])
+            return normalize(plain.projector(hidden), dim=1)
+
+        def keys(view: Tensor) -> Tensor:
+            groups = [[0, 3], [1, 4], [2, 5]]  # the queries' are 0, 1; 2, 3; 4, 5
+            found = torch.empty(BATCH, 5, dtype=torch.float64)
+            for group in groups:
+                found[group] = normalize(plain.embed_target(view[group]), dim=1)
+            return found
+
+        expected = queue_contrast_loss(queries(view_b, mix), keys(view_a), method.queue, 0.2, mix)
+        new = keys(view_a)
+        if symmetric:
+            other = queue_contrast_loss(queries(view_a, None), keys(view_b), method.queue, 0.2)
+            expected, new = (expected + other) / 2, torch.cat([new, keys(view_b)])
+        torch.testing.assert_close(method(view_a, view_b, mix)["loss"], expected)
+        torch.testing.assert_close(method.queue[: len(new)], new)
+
+    @pytest.mark.parametrize(("batch", "expected"), [(128, 8), (12, 6), (10, 5), (7, 1), (3, 1)])
+    def test_they_are_of_one_size_and_of_two_images_at_least(
+        self, batch: int, expected: int
+    ) -> None:
+        assert tiny_method(groups=8)._groups(batch) == expected
+
+    def test_evaluation_is_by_running_statistics(self) -> None:
+        method = tiny_method(groups=3).eval()
+        plain = tiny_method().eval()
+        torch.testing.assert_close(method(*views())["loss"], plain(*views())["loss"])
+
+
 class TestTarget:
     def test_a_step_moves_it_by_a_thousandth_of_the_way(self) -> None:
         method = tiny_method()
@@ -224,6 +280,7 @@ class TestOptions:
             ({"temperature": 0.0}, "temperature must be positive, found 0.0"),
             ({"temperature": math.nan}, "temperature must be positive, found nan"),
             ({"queue_length": 0}, "queue_length must be positive, found 0"),
+            ({"groups": 0}, "groups must be positive, found 0"),
             ({"momentum": 1.5}, "momentum must lie between 0 and 1, found 1.5"),
         ],
     )
@@ -241,4 +298,4 @@ class TestOptions:
         options = method_table("mocov2")["method"]["options"]
         defaults = inspect.signature(MoCo).parameters
         assert options == {name: defaults[name].default for name in options}
-        assert set(options) == {"temperature", "queue_length", "momentum", "symmetric"}
+        assert set(options) == {"temperature", "queue_length", "momentum", "symmetric", "groups"}

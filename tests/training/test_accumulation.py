@@ -22,7 +22,7 @@ from eigenshot.methods import DeepLaplacianEigenmapsMethod, Method
 from eigenshot.methods.dle import decorrelation_loss
 from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Backbone, Projector, as_backbone
-from eigenshot.networks.halves import can_keep_halves_apart
+from eigenshot.networks.apart import can_keep_halves_apart
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.randomness import derive_seed
 from eigenshot.training.accumulation import accumulate_parts, accumulate_whole, check_method

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.networks import Backbone, Projector
-from eigenshot.networks.halves import halves_apart
+from eigenshot.networks.apart import halves_apart
 from eigenshot.networks.projector import Standardize
 
 
@@ -141,7 +141,7 @@ def embed_pair(
     """Embeddings of two views, each ``(batch, C, H, W)`` to ``(batch, K)``, by any two networks.
 
     ``mix`` interpolates on the way of the second view. ``joint`` takes both in one pass, with
-    layers that `eigenshot.networks.halves` has made ready for it.
+    layers that `eigenshot.networks.apart` has made ready for it.
     """
     if not joint:
         return projector(backbone(view_a)), projector(mixed_features(backbone, view_b, mix))

@@ -3,7 +3,9 @@ Representation Learning" (2020), with the head and temperature of Chen, Fan, Gir
 "Improved Baselines with Momentum Contrastive Learning" (2020).
 
 A query has to find its key, the target network's embedding of the other view, among the keys of
-earlier batches, which wait in a queue.
+earlier batches, which wait in a queue. Batch normalisation would tell it which: only its own key
+comes from a batch with the same images. So a batch is normalised in groups, and other images make a
+group of keys than one of queries ("shuffling BN", section 3.3 of the first paper).
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from eigenshot.collective import gather_rows, world_size
+from eigenshot.collective import average_in_place, gather_rows, rank, world_size
 from eigenshot.errors import UserError, check_positive
 from eigenshot.methods.base import exact, mixed_features
 from eigenshot.methods.heads import embedding_length, unit
 from eigenshot.methods.mixing import Mix, MixingOptions, mixed
 from eigenshot.methods.momentum import MomentumMethod
 from eigenshot.networks import Backbone
+from eigenshot.networks.apart import groups_apart, make_ready
 
 
 def queue_contrast_loss(
@@ -57,12 +60,23 @@ def queue_contrast_loss(
         return mix.of_losses(own, against(keys[mix.permutation])).mean()
 
 
+def crosswise(batch: int, groups: int, device: torch.device | str | None = None) -> Tensor:
+    """An order of ``batch`` images whose ``groups`` equal groups cut across those of their order.
+
+    ``(batch,)``, int64: every group has equally many of each former one, or nearly so. A batch is
+    drawn at random, so who meets whom in a group is drawn as well.
+    """
+    return torch.cat([torch.arange(first, batch, groups, device=device) for first in range(groups)])
+
+
 class MoCo(MomentumMethod):
     """Contrast of a query with its key and a queue of earlier keys.
 
     Queries are the network's embeddings of the second view, keys the target's of the first. Mixed
-    is the second view; its loss is the same mixture of the losses with either image's key. Batch
-    statistics are of the whole batch, so its images are not shuffled over devices for them.
+    is the second view; its loss is the same mixture of the losses with either image's key.
+
+    Where several processes train together, each normalises its share of the groups, and views
+    travel between them to make the groups of keys.
 
     Parameters
     ----------
@@ -72,6 +86,10 @@ class MoCo(MomentumMethod):
     momentum : what a step keeps of the target network.
     symmetric : whether the first view's queries are also compared with the second view's keys,
         both unmixed. The loss is then the mean of the two, and all keys go into the queue.
+    groups : into how many parts of one size a batch, that of all processes, is divided for batch
+        normalisation; as many as there are processes at least. Fewer where the images of a process
+        do not divide by them or would be under two a group. With 1 the statistics are those of the
+        whole batch, and nothing keeps a query from knowing its key by them.
     mixing : options of `MixingMethod`.
     """
 
@@ -88,13 +106,17 @@ class MoCo(MomentumMethod):
         queue_length: int = 16_384,
         momentum: float = 0.999,
         symmetric: bool = False,
+        groups: int = 8,
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, momentum=momentum, **mixing)
-        check_positive(temperature=temperature, queue_length=queue_length)
+        check_positive(temperature=temperature, queue_length=queue_length, groups=groups)
         dimensions = embedding_length(projector)
         self.temperature = temperature
         self.symmetric = symmetric
+        self.groups = groups
+        if groups > 1:
+            make_ready(self)
         self.register_buffer("queue", normalize(torch.randn(queue_length, dimensions), dim=1))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))  # of the oldest key
 
@@ -112,24 +134,52 @@ class MoCo(MomentumMethod):
         queries and their keys. Where several processes train together, both are this rank's share.
         """
         self._check_length(len(view_a) * world_size() * (2 if self.symmetric else 1))
+        groups = self._groups(len(view_a))
         # The queue changes before the backward pass, which needs it as it was.
         negatives = self.queue.clone()
+        with groups_apart(groups, self.backbone, self.projector):
+            if self.symmetric:
+                queries_a, queries_b = map(unit, self.embed_pair(view_a, view_b, mix))
+            else:
+                queries_b = unit(self.projector(mixed_features(self.backbone, view_b, mix)))
+        new, keys_a = self._keys(view_a, groups)
+        loss = queue_contrast_loss(queries_b, keys_a, negatives, self.temperature, mix)
         if self.symmetric:
-            queries_a, queries_b = map(unit, self.embed_pair(view_a, view_b, mix))
-            keys_a, keys_b = map(unit, self.embed_target_pair(view_a, view_b))
-            loss_a = queue_contrast_loss(queries_a, keys_b, negatives, self.temperature)
-            loss_b = queue_contrast_loss(queries_b, keys_a, negatives, self.temperature, mix)
-            loss = (loss_a + loss_b) / 2
-            new = torch.cat([gather_rows(keys_a), gather_rows(keys_b)])
-        else:
-            queries_b = unit(self.projector(mixed_features(self.backbone, view_b, mix)))
-            keys_a = unit(self.embed_target(view_a))
-            loss = queue_contrast_loss(queries_b, keys_a, negatives, self.temperature, mix)
-            new = gather_rows(keys_a)
+            new_b, keys_b = self._keys(view_b, groups)
+            other = queue_contrast_loss(queries_a, keys_b, negatives, self.temperature)
+            loss = (loss + other) / 2
+            new = torch.cat([new, new_b])
         if self.training:
             self._enqueue(new)
         similarity = (queries_b.detach() * mixed(keys_a, mix)).sum(dim=1).mean()
         return {"loss": loss, "similarity": similarity}
+
+    def after_step(self, progress: float) -> None:
+        """Let the target follow, and every process know the running statistics of all groups."""
+        super().after_step(progress)
+        if self.groups > 1:
+            parts = (self.backbone, self.projector, self.target_backbone, self.target_projector)
+            buffers = [buffer for part in parts for buffer in part.buffers()]
+            average_in_place(buffer for buffer in buffers if buffer.is_floating_point())
+
+    def _groups(self, batch: int) -> int:
+        """How many groups this process's ``batch`` images are normalised in."""
+        most = min(self.groups // world_size(), batch // 2)
+        return next((count for count in range(most, 1, -1) if batch % count == 0), 1)
+
+    @torch.no_grad()
+    def _keys(self, view: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+        """Keys of one view of all images, ``(world_size · batch, K)``, and of this process's own.
+
+        ``groups`` is the number of those that this process normalises.
+        """
+        everyone = gather_rows(view)
+        order = crosswise(len(everyone), groups * world_size(), everyone.device)
+        own = slice(rank() * len(view), (rank() + 1) * len(view))
+        with groups_apart(groups, self.target_backbone, self.target_projector):
+            keys = gather_rows(unit(self.embed_target(everyone[order[own]])))
+        keys = torch.empty_like(keys).index_copy_(0, order, keys)
+        return keys, keys[own]
 
     @torch.no_grad()
     def _enqueue(self, keys: Tensor) -> None:

@@ -37,8 +37,7 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
             mean = batch_mean(exact, others)
             centred = exact - _per_channel(mean, x)
             variance = batch_mean(centred.square(), others)
-            if self.track_running_stats and self.running_mean is not None:
-                self._update_running_statistics(mean.detach(), variance.detach(), count)
+            follow(self, mean.detach(), variance.detach() * (count / (count - 1)))
             scale = torch.rsqrt(variance + self.eps)
             if self.weight is not None:
                 scale = scale * self.weight
@@ -47,19 +46,24 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
                 normalised = normalised + _per_channel(self.bias, x)
             return normalised.to(x.dtype)
 
-    def _update_running_statistics(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        unbiased = variance * (count / (count - 1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
-
     def _check_input_dim(self, x: Tensor) -> None:
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise UserError(f"expected (batch, {self.num_features}, …), found {tuple(x.shape)}")
+
+
+def follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    """Let the layer's running statistics, if it has any, move on to those of a batch.
+
+    ``mean`` and the unbiased ``variance`` are ``(channels,)``.
+    """
+    if layer.running_mean is None:
+        return
+    assert layer.running_var is not None
+    assert layer.num_batches_tracked is not None
+    layer.num_batches_tracked.add_(1)
+    share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
+    layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
 
 
 def synchronise(module: nn.Module, *, always: bool = False) -> nn.Module:

@@ -18,7 +18,7 @@ from eigenshot.data.source import ArraySource
 from eigenshot.hardware import device_time
 from eigenshot.methods import Method
 from eigenshot.networks import Backbone
-from eigenshot.networks.halves import can_keep_halves_apart
+from eigenshot.networks.apart import can_keep_halves_apart
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep
 from eigenshot.training.meter import Meter

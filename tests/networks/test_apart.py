@@ -1,8 +1,9 @@
-"""Two views in one pass give what two passes give."""
+"""Two views in one pass give what two passes give, and groups what passes of their own do."""
 
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ from torch import Tensor, nn
 from eigenshot.methods import create_method
 from eigenshot.methods.mixing import Mix
 from eigenshot.networks import Projector, create_backbone
-from eigenshot.networks.halves import can_keep_halves_apart, halves_apart
+from eigenshot.networks.apart import (
+    can_keep_halves_apart,
+    groups_apart,
+    halves_apart,
+    make_ready,
+)
 from eigenshot.networks.synchronised import synchronise
 
 
@@ -90,3 +96,59 @@ def test_a_layer_of_unknown_origin_may_look_at_the_whole_batch() -> None:
     assert type(network[0]) is nn.BatchNorm1d
     traced = torch.fx.symbolic_trace(network)
     assert not can_keep_halves_apart(nn.Sequential(traced)), "torch's class, someone's code"
+
+
+class TestGroups:
+    @pytest.mark.parametrize("halves", [False, True])
+    @pytest.mark.parametrize("momentum", [0.1, None])
+    def test_each_is_normalised_by_itself_and_the_running_statistics_follow_their_mean(
+        self, momentum: float | None, halves: bool
+    ) -> None:
+        layer = nn.BatchNorm2d(3, momentum=momentum).double()
+        plain = copy.deepcopy(layer)
+        make_ready(layer)
+        x = torch.randn(24, 3, 4, 4, dtype=torch.float64, generator=torch.manual_seed(0)) * 3 + 1
+        with groups_apart(4, layer), halves_apart(layer) if halves else nullcontext():
+            found = layer(x)
+        views = x.chunk(2) if halves else [x]
+        parts = [group for view in views for group in view.chunk(4)]
+        torch.testing.assert_close(found, torch.cat([copy.deepcopy(plain)(part) for part in parts]))
+        expected_mean, expected_variance = plain.running_mean, plain.running_var
+        assert expected_mean is not None
+        assert expected_variance is not None
+        for number, view in enumerate(views, start=1):
+            share = momentum or 1 / number
+            groups = [group.transpose(0, 1).flatten(1) for group in view.chunk(4)]
+            mean = torch.stack([group.mean(1) for group in groups]).mean(0)
+            variance = torch.stack([group.var(1) for group in groups]).mean(0)
+            expected_mean = (1 - share) * expected_mean + share * mean
+            expected_variance = (1 - share) * expected_variance + share * variance
+        torch.testing.assert_close(layer.running_mean, expected_mean)
+        torch.testing.assert_close(layer.running_var, expected_variance)
+        assert layer.num_batches_tracked == len(views)
+
+    def test_the_gradient_is_that_of_the_groups(self) -> None:
+        layer = nn.BatchNorm1d(3).double()
+        make_ready(layer)
+        x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+        with groups_apart(2, layer):
+            assert torch.autograd.gradcheck(layer, (x,))
+
+    def test_layers_without_running_statistics_or_weights(self) -> None:
+        layer = nn.BatchNorm1d(3, affine=False, track_running_stats=False)
+        make_ready(layer)
+        x = torch.randn(6, 3)
+        with groups_apart(2, layer):
+            found = layer(x)
+        assert not torch.allclose(found, layer(x)), "outside the block a batch is one again"
+        torch.testing.assert_close(found, torch.cat([layer(x[:3]), layer(x[3:])]))
+
+    def test_one_program_serves_them(self) -> None:
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        make_ready(network)
+        other = copy.deepcopy(network)
+        program = torch.compile(network.forward, backend="aot_eager", fullgraph=True)
+        x = torch.randn(8, 3, 8, 8)
+        with groups_apart(4, network, other):
+            torch.testing.assert_close(program(x), other(x))
+        torch.testing.assert_close(network.state_dict(), other.state_dict())
