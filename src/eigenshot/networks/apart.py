@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm
 
 from eigenshot.networks.projector import Standardize
-from eigenshot.networks.synchronised import follow
+from eigenshot.networks.synchronised import follow, scaled
 
 
 class _Halved(nn.Module):
@@ -40,9 +39,9 @@ class _Halved(nn.Module):
 
 
 class _Grouped(_Halved, nn.modules.batchnorm._BatchNorm):
-    """Batch normalisation by the statistics of equal groups of images, one after the other.
+    """Batch normalisation by the statistics of equal groups of images.
 
-    The running statistics follow the mean of the groups', once for all of them.
+    The running statistics follow the mean of the groups'.
     """
 
     groups = 1
@@ -51,18 +50,20 @@ class _Grouped(_Halved, nn.modules.batchnorm._BatchNorm):
         """What the layer makes of one view, ``(batch, channels, …)`` to the same shape."""
         if self.groups == 1 or not self.training:
             return super().normalised(x)
-        exact = torch.promote_types(x.dtype, torch.float32)
-        # With a momentum of 1, what batch normalisation leaves in its buffers is the group's own.
-        means = x.new_zeros((self.groups, self.num_features), dtype=exact)
-        variances = torch.ones_like(means)
-        normalised = [
-            batch_norm(
-                group, means[i], variances[i], self.weight, self.bias, True, 1.0, eps=self.eps
+        with torch.autocast(x.device.type, enabled=False):
+            exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(
+                0, (self.groups, -1)
             )
-            for i, group in enumerate(x.chunk(self.groups))
-        ]
-        follow(self, means.mean(dim=0), variances.mean(dim=0))
-        return torch.cat(normalised)
+            others = (1, *range(3, exact.ndim))  # all but groups and channels
+            variances, means = torch.var_mean(exact, others, correction=0, keepdim=True)
+            count = exact.numel() // (self.groups * self.num_features)
+            follow(
+                self,
+                means.detach().mean(dim=0).flatten(),
+                variances.detach().mean(dim=0).flatten() * (count / (count - 1)),
+            )
+            normalised = scaled(self, exact - means, variances, x.ndim)
+            return normalised.flatten(0, 1).to(x.dtype)
 
 
 class ApartBatchNorm1d(_Grouped, nn.BatchNorm1d):
