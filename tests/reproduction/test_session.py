@@ -107,6 +107,7 @@ def test_a_damaged_result_is_not_written_over(bench: Bench) -> None:
     file.write_text("{")
     session = bench((run,))
     assert session.finished == 0
+    assert session.failed
     assert "remove it to run this again" in session.remarks["short", "Shapes, 5-way"][0]
     assert file.read_text() == "{"
 

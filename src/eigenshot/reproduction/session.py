@@ -94,6 +94,7 @@ def run_all(
         shown = reporter(run)
         try:
             reason, deadline = obstacle(run, places), end
+            session.failed |= places.result(run).exists()  # but no result: it is damaged
             if reason is None and end is not None and estimator is not None:
                 reason, deadline = _fits(run, places, estimator, end, shown)
             if reason is not None:
