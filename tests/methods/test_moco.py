@@ -16,6 +16,7 @@ from eigenshot.errors import UserError
 from eigenshot.methods.mixing import Mix
 from eigenshot.methods.moco import MoCo, crosswise, queue_contrast_loss
 from eigenshot.networks import Projector, create_backbone
+from tests.methods.tiny import mix_at as mix_of
 from tests.methods.tiny import mix_with_a_fixed_point as mix_at
 from tests.methods.tiny import rows, views
 
@@ -31,7 +32,8 @@ def tiny_method(**options: Any) -> MoCo:
     """One that normalises a batch as a whole, unless told otherwise."""
     torch.manual_seed(0)
     backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
-    projector = Projector(8, layers=2, width=12, out_features=5, norm=False, standardize=False)
+    head = {"norm": options.pop("norm", False), "standardize": options.pop("standardize", False)}
+    projector = Projector(8, layers=2, width=12, out_features=5, **head)
     return MoCo(backbone, projector, **{"queue_length": LENGTH, "groups": 1, **options}).double()
 
 
@@ -171,7 +173,7 @@ class TestQueue:
         expected = list(method.queue.clone())
         place = 0
         for step in range(5):  # 30 or 60 keys for 20 places
-            view_a, view_b = views(step)
+            view_a, view_b = views(seed=step)
             given = method.embed_target(view_a)
             if symmetric:
                 given = torch.cat([given, method.embed_target(view_b)])
@@ -189,7 +191,7 @@ class TestQueue:
         assert (method.queue.data_ptr(), method.position.data_ptr()) == before
         resumed = tiny_method()
         resumed.load_state_dict(method.state_dict())
-        assert torch.equal(method(*views(2))["loss"], resumed(*views(2))["loss"])
+        assert torch.equal(method(*views(seed=2))["loss"], resumed(*views(seed=2))["loss"])
         assert torch.equal(method.queue, resumed.queue)
 
     def test_evaluation_leaves_it_alone(self) -> None:
@@ -222,23 +224,24 @@ class TestGroups:
     def test_they_are_as_passes_of_their_own(
         self, layer: int | None, symmetric: bool, joint: bool
     ) -> None:
-        method, plain = tiny_method(groups=3, symmetric=symmetric), tiny_method()
+        batch = 12
+        method = tiny_method(groups=3, symmetric=symmetric, norm=True, queue_length=2 * batch)
+        plain = tiny_method(norm=True)
         method.joint = joint
-        view_a, view_b = views()
-        mix = None if layer is None else mix_at(layer)
+        view_a, view_b = views(batch)
+        mix = None if layer is None else mix_of(layer, batch)
 
         def queries(view: Tensor, mix: Mix | None) -> Tensor:
-            hidden = view
-            for number, stage in enumerate([*plain.backbone.stages, plain.backbone.pool]):
-                hidden = mix(hidden) if mix is not None and number == mix.layer else hidden
-                hidden = torch.cat([stage(group) for group in hidden.chunk(3)])
-            return normalize(plain.projector(hidden), dim=1)
+            parts = [*plain.backbone.stages, plain.backbone.pool, plain.projector]
+            for number, part in enumerate(parts):
+                view = mix(view) if mix is not None and number == mix.layer else view
+                view = torch.cat([part(group) for group in view.chunk(3)])
+            return normalize(view, dim=1)
 
         def keys(view: Tensor) -> Tensor:
-            groups = [[0, 3], [1, 4], [2, 5]]  # the queries' are 0, 1; 2, 3; 4, 5
-            found = torch.empty(BATCH, 5, dtype=torch.float64)
-            for group in groups:
-                found[group] = normalize(plain.embed_target(view[group]), dim=1)
+            found = torch.empty(batch, 5, dtype=torch.float64)
+            for first in range(3):  # 0, 3, 6, 9 and so on; of queries 0, 1, 2, 3
+                found[first::3] = normalize(plain.embed_target(view[first::3]), dim=1)
             return found
 
         expected = queue_contrast_loss(queries(view_b, mix), keys(view_a), method.queue, 0.2, mix)
@@ -249,16 +252,22 @@ class TestGroups:
         torch.testing.assert_close(method(view_a, view_b, mix)["loss"], expected)
         torch.testing.assert_close(method.queue[: len(new)], new)
 
-    @pytest.mark.parametrize(("batch", "expected"), [(128, 8), (12, 6), (10, 5), (7, 1), (3, 1)])
-    def test_they_are_of_one_size_and_of_two_images_at_least(
+    @pytest.mark.parametrize(
+        ("batch", "expected"), [(128, 8), (20, 5), (12, 3), (62, 2), (127, 1), (6, 1)]
+    )
+    def test_they_are_of_one_size_and_of_four_images_at_least(
         self, batch: int, expected: int
     ) -> None:
         assert tiny_method(groups=8)._groups(batch) == expected
 
     def test_evaluation_is_by_running_statistics(self) -> None:
-        method = tiny_method(groups=3).eval()
-        plain = tiny_method().eval()
-        torch.testing.assert_close(method(*views())["loss"], plain(*views())["loss"])
+        method, plain = tiny_method(groups=3).eval(), tiny_method().eval()
+        torch.testing.assert_close(method(*views(12))["loss"], plain(*views(12))["loss"])
+
+    def test_a_standardised_head_would_undo_them(self) -> None:
+        with pytest.raises(UserError, match=r"set projector\.standardize=false, or method"):
+            tiny_method(groups=2, standardize=True)
+        tiny_method(groups=1, standardize=True)
 
 
 class TestTarget:

@@ -152,3 +152,29 @@ class TestGroups:
         with groups_apart(4, network, other):
             torch.testing.assert_close(program(x), other(x))
         torch.testing.assert_close(network.state_dict(), other.state_dict())
+
+    def test_half_precision_is_normalised_in_float32(self) -> None:
+        layer = nn.BatchNorm1d(3)
+        make_ready(layer)
+        x = (torch.randn(64, 3, generator=torch.manual_seed(0)) + 30).half()
+        with groups_apart(2, layer), torch.autocast("cpu", torch.bfloat16):
+            found = layer(x)
+        assert found.dtype == torch.float16
+        expected = torch.cat([nn.BatchNorm1d(3)(part.float()) for part in x.chunk(2)])
+        torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
+
+    def test_after_an_error_a_batch_is_one_again_also_for_a_layer_in_two_networks(self) -> None:
+        shared = nn.BatchNorm1d(3)
+        networks = [nn.Sequential(shared), nn.Sequential(shared)]
+        make_ready(networks[0])
+        with groups_apart(2, *networks), pytest.raises(ValueError, match="2D or 3D"):
+            shared(torch.zeros(4))
+        with pytest.raises(KeyError), groups_apart(2, *networks), halves_apart(*networks):
+            raise KeyError
+        assert (shared.groups, shared.halves) == (1, False)
+
+    def test_maps_of_another_depth_are_refused(self) -> None:
+        layer = nn.BatchNorm2d(4)
+        make_ready(layer)
+        with groups_apart(2, layer), pytest.raises(RuntimeError):
+            layer(torch.zeros(8, 1, 3, 3))

@@ -15,6 +15,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from eigenshot.collective import average_in_place, gather_rows, rank, world_size
 from eigenshot.errors import UserError, check_positive
@@ -24,6 +25,8 @@ from eigenshot.methods.mixing import Mix, MixingOptions, mixed
 from eigenshot.methods.momentum import MomentumMethod
 from eigenshot.networks import Backbone
 from eigenshot.networks.apart import groups_apart, make_ready
+
+_LEAST_IMAGES = 4  # of a group: of two, statistics leave little but signs
 
 
 def queue_contrast_loss(
@@ -86,10 +89,12 @@ class MoCo(MomentumMethod):
     momentum : what a step keeps of the target network.
     symmetric : whether the first view's queries are also compared with the second view's keys,
         both unmixed. The loss is then the mean of the two, and all keys go into the queue.
-    groups : into how many parts of one size a batch, that of all processes, is divided for batch
-        normalisation; as many as there are processes at least. Fewer where the images of a process
-        do not divide by them or would be under two a group. With 1 the statistics are those of the
-        whole batch, and nothing keeps a query from knowing its key by them.
+    groups : into how many parts of one size the images of all processes are divided for batch
+        normalisation: on each of W processes ``groups // W``, or the next smaller number that
+        divides its images into groups of four at least, and 1 at least. Of a batch that goes
+        through the network in parts, each part is divided. With 1 the statistics are those of the
+        whole batch, and nothing keeps a query from knowing its key by them. Layers of torch's own
+        classes heed it; a projector that standardises does not, and is refused.
     mixing : options of `MixingMethod`.
     """
 
@@ -115,6 +120,11 @@ class MoCo(MomentumMethod):
         self.temperature = temperature
         self.symmetric = symmetric
         self.groups = groups
+        if groups > 1 and self.standardises:
+            raise UserError(
+                "a standardised head tells queries their keys by the statistics of a batch; set "
+                "projector.standardize=false, or method.options.groups=1 to have it all the same"
+            )
         if groups > 1:
             make_ready(self)
         self.register_buffer("queue", normalize(torch.randn(queue_length, dimensions), dim=1))
@@ -158,13 +168,15 @@ class MoCo(MomentumMethod):
         """Let the target follow, and every process know the running statistics of all groups."""
         super().after_step(progress)
         if self.groups > 1:
-            parts = (self.backbone, self.projector, self.target_backbone, self.target_projector)
-            buffers = [buffer for part in parts for buffer in part.buffers()]
-            average_in_place(buffer for buffer in buffers if buffer.is_floating_point())
+            layers = [part for part in self.modules() if isinstance(part, _BatchNorm)]
+            kept = (
+                tensor for layer in layers for tensor in (layer.running_mean, layer.running_var)
+            )
+            average_in_place(tensor for tensor in kept if tensor is not None)
 
     def _groups(self, batch: int) -> int:
         """How many groups this process's ``batch`` images are normalised in."""
-        most = min(self.groups // world_size(), batch // 2)
+        most = min(self.groups // world_size(), batch // _LEAST_IMAGES)
         return next((count for count in range(most, 1, -1) if batch % count == 0), 1)
 
     @torch.no_grad()
@@ -173,6 +185,9 @@ class MoCo(MomentumMethod):
 
         ``groups`` is the number of those that this process normalises.
         """
+        if self.groups == 1:
+            keys = unit(self.embed_target(view))
+            return gather_rows(keys), keys
         everyone = gather_rows(view)
         order = crosswise(len(everyone), groups * world_size(), everyone.device)
         own = slice(rank() * len(view), (rank() + 1) * len(view))

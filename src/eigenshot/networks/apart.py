@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eigenshot.networks.normalisation import follow, scaled
 from eigenshot.networks.projector import Standardize
-from eigenshot.networks.synchronised import follow, scaled
 
 
 class _Halved(nn.Module):
@@ -48,7 +48,9 @@ class _Grouped(_Halved, nn.modules.batchnorm._BatchNorm):
 
     def normalised(self, x: Tensor) -> Tensor:
         """What the layer makes of one view, ``(batch, channels, …)`` to the same shape."""
-        if self.groups == 1 or not self.training:
+        self._check_input_dim(x)
+        unfit = x.shape[1] != self.num_features  # which torch has a sentence for
+        if self.groups == 1 or not self.training or unfit:
             return super().normalised(x)
         with torch.autocast(x.device.type, enabled=False):
             exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(
@@ -122,24 +124,25 @@ def _is_known(part: nn.Module) -> bool:
 
 def halves_apart(*modules: nn.Module) -> AbstractContextManager[None]:
     """Within the block every layer of ``modules`` treats the halves of a batch as two batches."""
-    return _with("halves", True, _Halved, modules)
+    return _layers_with("halves", True, _Halved, modules)
 
 
 def groups_apart(count: int, *modules: nn.Module) -> AbstractContextManager[None]:
     """Within the block ``modules`` normalise a batch, or its halves, in ``count`` equal groups."""
-    return _with("groups", count, _Grouped, modules)
+    return _layers_with("groups", count, _Grouped, modules)
 
 
 @contextlib.contextmanager
-def _with(
+def _layers_with(
     name: str, value: Any, kind: type[nn.Module], modules: tuple[nn.Module, ...]
 ) -> Iterator[None]:
-    """Within the block the layers of a kind have an attribute of their own."""
-    layers = [part for module in modules for part in module.modules() if isinstance(part, kind)]
-    for layer in layers:
+    """Within the block all layers of a kind have this value of an attribute."""
+    found = (part for module in modules for part in module.modules() if isinstance(part, kind))
+    before = {layer: getattr(layer, name) for layer in found}  # a shared one stands here once
+    for layer in before:
         setattr(layer, name, value)
     try:
         yield
     finally:
-        for layer in layers:
-            delattr(layer, name)
+        for layer, former in before.items():
+            setattr(layer, name, former)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from eigenshot.collective import batch_mean, world_size
 from eigenshot.errors import UserError
+from eigenshot.networks.normalisation import follow, per_channel, scaled
 
 
 class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -35,45 +36,15 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
             exact = x.to(torch.promote_types(x.dtype, torch.float32))
             others = (0, *range(2, x.ndim))
             mean = batch_mean(exact, others)
-            centred = exact - _per_channel(mean, x.ndim)
+            centred = exact - per_channel(mean, x.ndim)
             variance = batch_mean(centred.square(), others)
             follow(self, mean.detach(), variance.detach() * (count / (count - 1)))
-            normalised = scaled(self, centred, _per_channel(variance, x.ndim), x.ndim)
+            normalised = scaled(self, centred, per_channel(variance, x.ndim), x.ndim)
             return normalised.to(x.dtype)
 
     def _check_input_dim(self, x: Tensor) -> None:
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise UserError(f"expected (batch, {self.num_features}, …), found {tuple(x.shape)}")
-
-
-def follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Let the layer's running statistics, if it has any, move on to those of a batch.
-
-    ``mean`` and the unbiased ``variance`` are ``(channels,)``.
-    """
-    if not layer.track_running_stats or layer.running_mean is None:
-        return
-    assert layer.running_var is not None
-    assert layer.num_batches_tracked is not None
-    layer.num_batches_tracked.add_(1)
-    share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
-    layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
-
-
-def scaled(
-    layer: nn.modules.batchnorm._BatchNorm, centred: Tensor, variance: Tensor, dimensions: int
-) -> Tensor:
-    """Centred values with variance 1, or with the layer's own scale and mean if it has them.
-
-    ``variance`` broadcasts against ``centred``, which has ``dimensions`` dimensions from the batch
-    on, and may have others before.
-    """
-    scale = torch.rsqrt(variance + layer.eps)
-    if layer.weight is not None:
-        scale = scale * _per_channel(layer.weight, dimensions)
-    normalised = centred * scale
-    return normalised if layer.bias is None else normalised + _per_channel(layer.bias, dimensions)
 
 
 def synchronise(module: nn.Module, *, always: bool = False) -> nn.Module:
@@ -98,8 +69,3 @@ def synchronise(module: nn.Module, *, always: bool = False) -> nn.Module:
         else:
             part.__class__ = SynchronisedBatchNorm
     return module
-
-
-def _per_channel(values: Tensor, dimensions: int) -> Tensor:
-    """``(channels,)`` in the form that broadcasts against ``(batch, channels, …)``."""
-    return values.view(-1, *(1,) * (dimensions - 2))

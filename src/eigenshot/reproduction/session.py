@@ -40,10 +40,15 @@ class Session:
 
 def obstacle(run: PlannedRun, places: Places) -> str | None:
     """Why a run without a result cannot be begun, or None."""
+    return _damage(run, places) or _missing_data(run)
+
+
+def _damage(run: PlannedRun, places: Places) -> str | None:
+    """A sentence on the file that stands in the place of a run's result."""
     file = places.result(run)
-    if file.exists():
-        return f"'{file}' holds no result that can be read; remove it to run this again"
-    return _missing_data(run)
+    if not file.exists():
+        return None
+    return f"'{file}' holds no result that can be read; remove it to run this again"
 
 
 def _missing_data(run: PlannedRun) -> str | None:
@@ -93,8 +98,9 @@ def run_all(
             continue
         shown = reporter(run)
         try:
-            reason, deadline = obstacle(run, places), end
-            session.failed |= places.result(run).exists()  # but no result: it is damaged
+            reason, deadline = _damage(run, places), end
+            session.failed |= reason is not None
+            reason = reason or _missing_data(run)
             if reason is None and end is not None and estimator is not None:
                 reason, deadline = _fits(run, places, estimator, end, shown)
             if reason is not None:

@@ -1,0 +1,44 @@
+"""Arithmetic of batch normalisation, for layers that take their statistics in ways of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    """Let the layer's running statistics, if it has any, move on to those of a batch.
+
+    ``mean`` and the unbiased ``variance`` are ``(channels,)``.
+    """
+    if not layer.track_running_stats or layer.running_mean is None:
+        return
+    assert layer.running_var is not None
+    assert layer.num_batches_tracked is not None
+    layer.num_batches_tracked.add_(1)
+    share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
+    layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
+
+
+def scaled(
+    layer: nn.modules.batchnorm._BatchNorm, centred: Tensor, variance: Tensor, dimensions: int
+) -> Tensor:
+    """Centred values with variance 1, or with the layer's own scale and mean if it has them.
+
+    ``variance`` broadcasts against ``centred``, which has ``dimensions`` dimensions from the batch
+    on, and may have others before.
+    """
+    scale = torch.rsqrt(variance + layer.eps)
+    if layer.weight is not None:
+        scale = scale * per_channel(layer.weight, dimensions)
+    normalised = centred * scale
+    return normalised if layer.bias is None else normalised + per_channel(layer.bias, dimensions)
+
+
+def per_channel(values: Tensor, dimensions: int) -> Tensor:
+    """``(channels,)`` in the form that broadcasts against ``(batch, channels, …)``.
+
+    ``dimensions`` is how many those are: 4 for maps, 2 for vectors.
+    """
+    return values.view(-1, *(1,) * (dimensions - 2))
