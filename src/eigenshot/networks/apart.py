@@ -52,20 +52,17 @@ class _Grouped(_Halved, nn.modules.batchnorm._BatchNorm):
         unfit = x.shape[1] != self.num_features  # which torch has a sentence for
         if self.groups == 1 or not self.training or unfit:
             return super().normalised(x)
-        with torch.autocast(x.device.type, enabled=False):
-            exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(
-                0, (self.groups, -1)
-            )
-            others = (1, *range(3, exact.ndim))  # all but groups and channels
-            variances, means = torch.var_mean(exact, others, correction=0, keepdim=True)
-            count = exact.numel() // (self.groups * self.num_features)
-            follow(
-                self,
-                means.detach().mean(dim=0).flatten(),
-                variances.detach().mean(dim=0).flatten() * (count / (count - 1)),
-            )
-            normalised = scaled(self, exact - means, variances, x.ndim)
-            return normalised.flatten(0, 1).to(x.dtype)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(0, (self.groups, -1))
+        others = (1, *range(3, exact.ndim))  # all but groups and channels
+        variances, means = torch.var_mean(exact, others, correction=0, keepdim=True)
+        count = exact.numel() // (self.groups * self.num_features)
+        follow(
+            self,
+            means.detach().mean(dim=0).flatten(),
+            variances.detach().mean(dim=0).flatten() * (count / (count - 1)),
+        )
+        normalised = scaled(self, exact - means, variances, x.ndim)
+        return normalised.flatten(0, 1).to(x.dtype)
 
 
 class ApartBatchNorm1d(_Grouped, nn.BatchNorm1d):
