@@ -62,18 +62,19 @@ from pathlib import Path
 from eigenshot.data.reading.pixelcache import cached_pixels
 from tests.data.reading.test_pixelcache import SIZE, with_gaps
 from tests.data.list_table import ListTable
-table = ListTable(with_gaps(int(sys.argv[2])), log=Path(sys.argv[1]), delay=0.004)
+table = ListTable(with_gaps(int(sys.argv[2])), log=Path(sys.argv[1]), delay=float(sys.argv[4]))
 cached_pixels(table, **SIZE, workers=int(sys.argv[3]))
 """
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[int, int], subprocess.Popen[bytes]]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Build a cache in another process; its rows are logged in ``tmp_path / "log"``."""
     started = []
 
-    def build(count: int, workers: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", BUILD, str(tmp_path / "log"), str(count), str(workers)]
+    def build(count: int, workers: int, delay: float = 0.004) -> subprocess.Popen[bytes]:
+        given = map(str, (tmp_path / "log", count, workers, delay))
+        command = [sys.executable, "-c", BUILD, *given]
         started.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
         return started[-1]
 
@@ -93,7 +94,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_killed_build_is_taken_up(folder: Path, tmp_path: Path, start) -> None:
-    process = start(400, 2)
+    process = start(400, 2, delay=0.05)  # ten seconds, however late the kill is
     wait_for(lambda: any(file.read_text().count("\n") > 4 for file in folder.glob("*.journal")))
     time.sleep(random.Random().uniform(0, 0.3))
     process.kill()
@@ -128,7 +129,7 @@ def test_idle_workers_end_soon_after_a_killed_parent() -> None:
         assert process.stdout.readline()
         process.kill()
         # The workers have it as well: it is at its end when the last of them is gone.
-        assert process.communicate(timeout=5) == (b"", None)
+        assert process.communicate(timeout=30) == (b"", None)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
