@@ -31,9 +31,11 @@ from tests.training.test_captured import parts_of, train
 from tests.training.test_pretrain import Recorder
 
 RANKS, BATCH, STEPS, CLASSES, DIMENSIONS = 2, 24, 4, 5, 6
-# Sizes that a batch of 24 fills; the rest is each method's own.
+# Sizes that a batch of 24 fills; the rest is each method's own. With a comma: a further case of it.
 OPTIONS: dict[str, dict[str, Any]] = {
     "mocov2": {"queue_length": 40},
+    "mocov2, whole batch": {"queue_length": 40, "groups": 1},
+    "mocov2, normalised head": {"queue_length": 40},
     "shuffled-dbn": {"group_size": 3},
     "swav": {"prototypes": 7, "queue_size": 40, "queue_start": 0.0, "frozen_steps": 1},
     "w-mse": {"sub_batch": 12},
@@ -42,9 +44,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 MIXUPS = ("none", "manifold")
 CASES = [(name, mixup) for name in list_methods() for mixup in MIXUPS]
-# Further options and heads, of the methods that the first word names.
-OPTIONS["mocov2, whole batch"] = {"queue_length": 40, "groups": 1}
-OPTIONS["mocov2, normalised head"] = {"queue_length": 40}
 HEADS: dict[str, dict[str, Any]] = {"mocov2, normalised head": {"norm": True}}
 DISTRIBUTED = [*CASES, *((name, "none") for name in OPTIONS if "," in name)]
 

@@ -167,7 +167,7 @@ class MoCo(MomentumMethod):
     def after_step(self, progress: float) -> None:
         """Let the target follow, and every process know the running statistics of all groups."""
         super().after_step(progress)
-        if self.groups > 1:
+        if self.groups > 1 and world_size() > 1:
             layers = [part for part in self.modules() if isinstance(part, _BatchNorm)]
             kept = (
                 tensor for layer in layers for tensor in (layer.running_mean, layer.running_var)

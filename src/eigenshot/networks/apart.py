@@ -48,10 +48,11 @@ class _Grouped(_Halved, nn.modules.batchnorm._BatchNorm):
 
     def normalised(self, x: Tensor) -> Tensor:
         """What the layer makes of one view, ``(batch, channels, …)`` to the same shape."""
-        self._check_input_dim(x)
-        unfit = x.shape[1] != self.num_features  # which torch has a sentence for
-        if self.groups == 1 or not self.training or unfit:
+        if self.groups == 1 or not self.training:
             return super().normalised(x)
+        self._check_input_dim(x)
+        if x.shape[1] != self.num_features:
+            return super().normalised(x)  # torch has a sentence for it
         exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(0, (self.groups, -1))
         others = (1, *range(3, exact.ndim))  # all but groups and channels
         variances, means = torch.var_mean(exact, others, correction=0, keepdim=True)

@@ -129,7 +129,7 @@ def test_idle_workers_end_soon_after_a_killed_parent() -> None:
         assert process.stdout.readline()
         process.kill()
         # The workers have it as well: it is at its end when the last of them is gone.
-        assert process.communicate(timeout=30) == (b"", None)
+        assert process.communicate(timeout=5) == (b"", None)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
