@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +176,32 @@ def test_an_unknown_row_offers_the_nearest(tmp_path: Path) -> None:
         make_plan(miniature(tmp_path), Choices(rows=("rivals",)))
 
 
-def test_a_row_with_a_wrong_name_in_it_cannot_be_run_and_says_why(tmp_path: Path) -> None:
+def test_a_setting_that_no_row_can_have_is_refused(tmp_path: Path) -> None:
     table = miniature(tmp_path)
-    plan = make_plan(table, Choices(settings={"backbone.name": "conv5"}))
-    assert plan.runs == ()
-    assert "did you mean 'conv4'" in plan.impossible["ours", "Shapes, 5-way"]
+    for settings, message in (
+        ({"backbone.name": "conv5"}, "did you mean 'conv4'"),
+        ({"optimizer.rate": 1.0}, "unknown setting 'optimizer.rate'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_plan(table, Choices(settings=settings))
+
+
+def test_a_setting_that_some_rows_do_not_know_is_a_remark_on_those(tmp_path: Path) -> None:
+    table = miniature(tmp_path)
+    simclr = replace(table.row("rival"), method="simclr", settings={})
+    table = replace(table, rows=(simclr, table.row("ours")))
+    plan = make_plan(table, Choices(settings={"method.options.k_gamma": 0.03}))
+    assert [run.row.name for run in plan.runs] == ["ours"]
+    assert "has no option 'k_gamma'" in plan.impossible["rival", "Shapes, 5-way"]
+
+
+def test_a_row_that_is_wrong_itself_is_a_remark_whatever_is_set(tmp_path: Path) -> None:
+    table = miniature(tmp_path)
+    wrong = [replace(row, recipe="fc10") if row.method else row for row in table.rows]
+    for settings in ({}, {"optimizer.lr": 0.1}):
+        plan = make_plan(replace(table, rows=tuple(wrong)), Choices(settings=settings))
+        assert plan.runs == ()
+        assert "did you mean 'fc100'" in plan.impossible["ours", "Shapes, 5-way"]
 
 
 def test_tables_share_what_is_the_same_run() -> None:

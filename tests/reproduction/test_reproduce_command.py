@@ -213,6 +213,7 @@ def test_the_embedded_characters(
         (["--seeds", "0,one"], "--seeds takes whole numbers from 0 on, as 0,1,2; found 'one'"),
         (["--rows", "our"], "did you mean 'ours'"),
         (["--set", "training.seed=1"], "use --seeds"),
+        (["--set", "optimizer.rate=1"], "unknown setting 'optimizer.rate'; did you mean"),
         (["--budget", "0"], "--budget must be above 0 minutes"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--results", "mini.toml"], "--results 'mini.toml' cannot be a folder"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eigenshot.config import Config
@@ -114,9 +114,7 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
             try:
                 variant = variant_of(table, row, part, choices)
                 trained = variant_of(table, row, part, choices, evaluation=False)
-                configs = [settled(table, row, part, choices, seed) for seed in choices.seeds]
-                if configs[0].backbone.name != "auto":  # which is settled by the device
-                    check_parts(configs[0], own_backbone=False)
+                configs = _checked(table, row, part, choices)
             except UserError as error:
                 impossible[row.name, part.title] = str(error)
                 continue
@@ -137,8 +135,35 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
                     later_seed=number > 0,
                 )
                 runs.append(((number, row.order, position), run))
+    if not runs and choices.settings:
+        _refuse_what_spoils_all(table, chosen, choices, impossible)
     runs.sort(key=lambda entry: entry[0])
     return Plan(tuple(run for _, run in runs), impossible)
+
+
+def _checked(table: Table, row: Row, part: Part, choices: Choices) -> list[Config]:
+    """The settings of a row's runs, one for each seed; a UserError where they cannot be."""
+    configs = [settled(table, row, part, choices, seed) for seed in choices.seeds]
+    if configs[0].backbone.name != "auto":  # which is settled by the device
+        check_parts(configs[0], own_backbone=False)
+    return configs
+
+
+def _refuse_what_spoils_all(
+    table: Table, rows: list[Row], choices: Choices, impossible: Mapping[tuple[str, str], str]
+) -> None:
+    """A UserError where it is what was set for all that leaves nothing to run.
+
+    A setting that only some rows do not know is a remark on those.
+    """
+    without = replace(choices, settings={})
+    for row in sorted((row for row in rows if row.method), key=lambda row: row.order):
+        for part in table.parts:
+            try:
+                _checked(table, row, part, without)
+            except UserError:  # the row is at fault itself
+                continue
+            raise UserError(impossible[row.name, part.title])
 
 
 def settled(
