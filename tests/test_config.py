@@ -172,3 +172,34 @@ def test_every_methods_file_is_of_a_known_method_and_valid() -> None:
         config = load_config("fc100", {"method.name": name})
         assert config.method.name == name
         check_parts(config, own_backbone=False)
+
+
+def test_to_set_one_of_two_ways_to_say_a_thing_replaces_the_other(tmp_path: Path) -> None:
+    assert load_config("fc100").method.options["gamma"] == 1e-5
+    asked = load_config("fc100", ["method.options.k_gamma=0.05"]).method.options
+    assert asked["k_gamma"] == 0.05
+    assert "gamma" not in asked
+    assert asked["mixup"] == "manifold"
+    own = tmp_path / "own.toml"
+    own.write_text('base = "folder"\n[method]\noptions = { gamma = 1e-4 }\n')
+    assert "k_gamma" not in load_config(str(own)).method.options
+    assert load_config(str(own), ["method.options.k_gamma=1"]).method.options["k_gamma"] == 1
+    both = ["method.options.gamma=1", "method.options.k_gamma=1"]
+    assert {"gamma", "k_gamma"} <= load_config("fc100", both).method.options.keys()  # and refused
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('base = "glyphs"\nmethod = "dle"', "'method' is a section, found 'dle'"),
+        ('base = "glyphs"\n[method]\noptions = 5', "method.options"),
+        ('method = "dle"', "'method' is a section, found 'dle'"),
+    ],
+)
+def test_a_section_that_is_none_is_told(tmp_path: Path, text: str, message: str) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_config(str(own))
+    with pytest.raises(UserError, match="cannot be set"):
+        load_config(str(own), ["method.options.gamma=1"])

@@ -14,6 +14,8 @@ from eigenshot.config import Config, flatten
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.options import coerce
 
+_EITHER = {"dle": ("gamma", "k_gamma")}  # options of a method that say one thing in two ways
+
 
 def list_recipes() -> list[str]:
     """Names of the recipes in the package."""
@@ -43,7 +45,9 @@ def read_recipe(name: str) -> dict[str, Any]:
     if base is None:
         return table
     under = read_recipe(str(base))
-    return _merge(_with_method(under, table.get("method", {}).get("name")), table)
+    method = _section(table, "method")
+    under = _with_method(under, method.get("name"))
+    return _merge(_without_other_ways(under, _section(method, "options")), table)
 
 
 def method_table(name: str) -> dict[str, Any]:
@@ -61,9 +65,26 @@ def _with_method(table: dict[str, Any], name: str | None) -> dict[str, Any]:
     Data, views, network and schedule stay: they belong to the benchmark. What stands in a method's
     own file, head and options, replaces what the table has for its own method.
     """
-    if name is None or name == table.get("method", {}).get("name"):
+    if name is None or name == _section(table, "method").get("name"):
         return table
     return {**table, "method": {"name": name}, **method_table(name)}
+
+
+def _without_other_ways(table: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    """``table`` without what new ``options`` of its method, by name, say in another way."""
+    method = _section(table, "method")
+    ways = _EITHER.get(str(method.get("name")), ())
+    given = _section(method, "options")
+    if not ({*ways} & {*options} and {*ways} & given.keys()):
+        return table
+    kept = {name: value for name, value in given.items() if name not in ways}
+    return {**table, "method": {**method, "options": kept}}
+
+
+def _section(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What stands under ``key`` as a table; what is none is refused when all is put together."""
+    found = table.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -88,9 +109,13 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
     for section, name in (("backbone", "name"), ("augment", "kind")):
         # Options belong to what they are options of: another network has other ones.
         asked = overrides.get(f"{section}.{name}")
-        if asked is not None and asked != table.get(section, {}).get(name):
+        known = _section(table, section)
+        if asked is not None and asked != known.get(name):
             for options in ("options", "view_a", "view_b"):
-                table.setdefault(section, {}).pop(options, None)
+                known.pop(options, None)
+    prefix = "method.options."
+    named = [key.removeprefix(prefix) for key in overrides if key.startswith(prefix)]
+    table = _without_other_ways(table, named)
     for key, value in overrides.items():
         _set(table, key, value)
     return config_from_table(table)
