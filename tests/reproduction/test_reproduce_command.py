@@ -84,7 +84,7 @@ def test_every_number_of_epochs_has_a_line_and_quick_looks_say_so(
     assert [line[7] for line in cells(markdown, "Ours")] == ["300", "2"] * 2
     code, out, _ = shell("reproduce", table, "--results-only", "--epochs", 2)
     assert code == 0
-    note = "Not the paper's setting: every run has 2 epochs instead of its recipe's."
+    note = "Not the recipes' setting: every run has 2 epochs instead of its recipe's."
     assert note in out
     quick = (tmp_path / "results" / "mini-2ep.md").read_text()
     assert note in quick

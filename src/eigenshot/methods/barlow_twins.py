@@ -72,7 +72,7 @@ class BarlowTwins(PairMethod):
     ----------
     backbone, projector : as in `Method`.
     weight : λ of the redundancy reduction term.
-    scale : of the whole loss; 0 for 1/K. The authors' program has 0.024 for K = 8192.
+    scale : of the whole loss; 0 for 1/K, which makes the sum over dimensions a mean.
     mixing : options of `MixingMethod`.
     """
 

@@ -12,7 +12,7 @@ _LEGEND = (
     "seeds, that of their mean on each task. sd is the standard deviation between seeds. 'labels' "
     "says whether the training used labels. 'difference' is measured less paper. 'paired' is the "
     "row less the one it is compared with, after as many epochs, with the same seeds, on the same "
-    "tasks. 'time' is the training of one run."
+    "tasks. 'time' is the training of one run, which is longer beside other runs on one device."
 )
 
 
@@ -43,7 +43,7 @@ def _remarks(comparison: Comparison) -> list[str]:
 
 
 def _asked(choices: Choices) -> str:
-    """What makes this another table than the paper's."""
+    """What makes this another table than that of the recipes."""
     parts = []
     if choices.epochs is not None:
         plural = "" if choices.epochs == 1 else "s"
@@ -51,7 +51,7 @@ def _asked(choices: Choices) -> str:
     if choices.changes:
         shown = ", ".join(f"{key}={value}" for key, value in choices.changes.items())
         parts.append(f"every run has {shown}")
-    return f"Not the paper's setting: {'; '.join(parts)}." if parts else ""
+    return f"Not the recipes' setting: {'; '.join(parts)}." if parts else ""
 
 
 def _numbered(notes: Sequence[str]) -> list[str]:
