@@ -186,6 +186,24 @@ class TestOneAtATime:
         pretrain("glyphs", tiny(), run, device="cpu", resume=True)
         assert not list(run.glob(".*")), "no lock is left behind"
 
+    def test_who_is_refused_before_the_first_checkpoint_leaves_its_folder(
+        self, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+
+        class Crowded(Recorder):
+            """Another process is refused while this one is at its first step."""
+
+            def begin(self, total_steps: int, step: int) -> None:
+                super().begin(total_steps, step)
+                with pytest.raises(Busy), RunFolder(run).held():
+                    pass
+
+        reporter = Crowded()
+        pretrain("glyphs", tiny(), run, device="cpu", reporter=reporter)
+        assert reporter.total > 0
+        assert (run / "checkpoints" / "last.safetensors").exists()
+
     def test_a_folder_that_another_has_just_begun_is_not_begun_again(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
 

@@ -183,6 +183,7 @@ class TestResume:
     ) -> None:
         run = shutil.copytree(unbroken, tmp_path / "run")
         (run / "config.toml").unlink()  # as if killed before it was written
+        (run / "checkpoints" / "last.safetensors").unlink()
         other, recorder = tiny(training__seed=9), Recorder(stop_at=2)
         with pytest.raises(Interrupted):
             pretrain("glyphs", other, run, resume=True, device="cpu", reporter=recorder)
@@ -280,6 +281,13 @@ class TestDamage:
 
     def _resume(self, run: Path) -> None:
         pretrain("glyphs", tiny(), run, resume=True, device="cpu")
+
+    def test_without_its_settings_a_run_is_not_begun_again(self, stopped: Path) -> None:
+        (stopped / "config.toml").unlink()
+        kept = (stopped / "checkpoints" / "last.safetensors").read_bytes()
+        with pytest.raises(UserError, match=r"config.toml' is missing"):
+            self._resume(stopped)
+        assert (stopped / "checkpoints" / "last.safetensors").read_bytes() == kept
 
     def test_truncated(self, stopped: Path) -> None:
         file = stopped / "checkpoints" / "last.safetensors"

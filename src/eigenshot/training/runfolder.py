@@ -54,6 +54,11 @@ class RunFolder:
                 f"'{self.path}' is not empty and holds no run of eigenshot; "
                 "choose a new folder for --out, so that nothing in it is lost"
             )
+        if self.last.is_file() and not self.config_file.is_file():
+            raise UserError(
+                f"'{self.config_file}' is missing, and with it what this run was started with; "
+                "put it back to go on, or choose another --out"
+            )
         if not resume and self.finished:
             raise UserError(f"'{self.path}' already holds a finished run; choose another --out")
         if not resume:
@@ -86,18 +91,15 @@ class RunFolder:
     def held(self) -> Iterator[None]:
         """Keep other processes from training here; while one does, this is a `Busy`."""
         with contextlib.ExitStack() as held:
-            held.callback(self._remove_if_empty)
+            held.callback(_remove_if_empty, self.path)
             work = f"training in '{self.path}'; wait until it has ended, or choose another --out"
             try:
                 held.enter_context(locked(self.path / ".run", work, wait=False))
             except OSError as error:
                 raise self._not_written(error) from error
+            # Only of one's own run, and while it is: the empty folder may be another's to fill.
+            held.callback(_remove_if_empty, self.last.parent)
             yield
-
-    def _remove_if_empty(self) -> None:
-        for folder in (self.last.parent, self.path):
-            with contextlib.suppress(OSError):  # not empty, or never made
-                folder.rmdir()
 
     def _not_written(self, error: OSError) -> UserError:
         return UserError(f"cannot write to '{self.path}': {error.strerror}")
@@ -168,3 +170,8 @@ class RunFolder:
         """Forget what was logged after the checkpoint: it is about to happen again."""
         kept = [record for record in self.metrics() if record["step"] <= step]
         write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not empty, or never made
+        folder.rmdir()
