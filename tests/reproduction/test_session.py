@@ -183,12 +183,26 @@ def test_an_interrupted_run_is_gone_on_with(bench: Bench, tmp_path: Path) -> Non
     assert bench.results()[runs[0].name].fewshot == untouched.fewshot
 
 
+def test_data_that_are_nowhere_are_told_before_anything_is_learned(bench: Bench) -> None:
+    run = bench.runs("ours")[0]
+    lost = dataclasses.replace(run, part=dataclasses.replace(run.part, evaluate="glyph"))
+    session = bench((lost,))
+    assert session.failed
+    assert (
+        "'glyph' is neither a folder or file nor a benchmark; did you mean 'glyphs'"
+        in (session.remarks["ours", "Shapes, 5-way"][0])
+    )
+    assert not bench.places.folder(lost).exists()
+
+
 def test_a_run_that_fails_does_not_stop_the_table(bench: Bench) -> None:
     wrong, right = bench.runs("ours")[0], bench.runs("short")[0]
-    wrong = dataclasses.replace(wrong, part=dataclasses.replace(wrong.part, data="none.npz"))
+    broken = bench.places.results.parent / "broken.npz"
+    broken.write_text("no archive")
+    wrong = dataclasses.replace(wrong, part=dataclasses.replace(wrong.part, data=str(broken)))
     session = bench((wrong, right))
     assert session.failed
-    assert session.remarks["ours", "Shapes, 5-way"] == ["no such file: none.npz"]
+    assert "broken.npz" in session.remarks["ours", "Shapes, 5-way"][0]
     assert set(bench.results()) == {right.name}
 
 

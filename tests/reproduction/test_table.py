@@ -8,7 +8,7 @@ import pytest
 
 from eigenshot.errors import UserError
 from eigenshot.reproduction.figures import parse_figure
-from eigenshot.reproduction.table import list_tables, read_table, short_name
+from eigenshot.reproduction.table import list_tables, place_name, read_table, short_name
 from tests.reproduction.miniature import miniature, table_with, write_miniature
 
 
@@ -76,6 +76,20 @@ def test_where_results_of_a_table_are_kept() -> None:
     assert short_name("photos/2020/") == "2020"
 
 
+def test_folders_of_one_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for parent in ("one", "two"):
+        (tmp_path / parent / "photos").mkdir(parents=True)
+    names = {place_name(str(tmp_path / parent / "photos")) for parent in ("one", "two")}
+    assert len(names) == 2
+    assert all(name.startswith("photos-") for name in names)
+    monkeypatch.chdir(tmp_path / "one")
+    assert place_name("photos/") == place_name(str(tmp_path / "one" / "photos"))
+    assert place_name("anna/birds") != place_name("berta/birds")  # repositories of the hub
+    assert place_name("fc100") == "fc100"
+
+
 def test_a_figure_is_a_number_with_or_without_its_interval() -> None:
     figure = parse_figure(" 39.7 ± 0.7")
     assert (figure.accuracy, figure.interval, figure.text) == (39.7, 0.7, "39.7 ± 0.7")
@@ -107,6 +121,13 @@ def test_an_unknown_table_offers_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("found", "instead", "message"),
     [
+        ("shots = [1, 5]", "shots = [0, 5]", "part 1: shots are at least 1, found 0"),
+        (
+            "shots = [1, 5]",
+            'shots = [1]\n[[part]]\ntitle = "Again"\ndata = "fc100"\nrecipe = "fc100"\n'
+            'measure = "fewshot"\nshots = [5]\nbenchmark = "shapes"',
+            "part 2 would keep its results with another's, as 'shapes'",
+        ),
         ('measure = "fewshot"', 'measure = "knn"', "part 1: measure: expected 'fewshot' or"),
         ("shots = [1, 5]", "", "part 1 is measured by few-shot tasks and needs shots"),
         ("order = 1", "ordre = 1", "row 'ours' has no 'ordre'; did you mean 'order'"),

@@ -27,7 +27,7 @@ from eigenshot.reproduction.results import (
     result_file,
     write_result,
 )
-from eigenshot.reproduction.table import short_name
+from eigenshot.reproduction.table import place_name, short_name
 from eigenshot.reproduction.versions import other_settings, version_of
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.runfolder import RunFolder
@@ -45,7 +45,7 @@ class Places:
 
     def folder(self, run: PlannedRun) -> Path:
         """A run's folder. Tables and rows that want the same training share it."""
-        plain = self.runs / short_name(run.part.data) / run.named(run.trained)
+        plain = self.runs / place_name(run.part.data) / run.named(run.trained)
         begun = RunFolder(plain)
         try:
             stored = begun.read_config().to_dict() if begun.started else {}

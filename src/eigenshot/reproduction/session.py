@@ -6,11 +6,13 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from eigenshot.data.benchmarks.access import BENCHMARKS, locate, open_benchmark
-from eigenshot.errors import Busy, TrainingDiverged, UserError
+from eigenshot.data.naming import BENCHMARK_NAMES, hub_id, is_benchmark
+from eigenshot.errors import Busy, TrainingDiverged, UserError, did_you_mean
 from eigenshot.reporter import Reporter, duration
 from eigenshot.reproduction.estimate import Estimator
 from eigenshot.reproduction.execute import Places, execute
@@ -40,21 +42,25 @@ class Session:
 
 def obstacle(run: PlannedRun, places: Places) -> str | None:
     """Why a run without a result cannot be begun, or None."""
-    return _damage(run, places) or _missing_data(run)
+    return _fault(run, places) or _missing_benchmarks(run)
 
 
-def _damage(run: PlannedRun, places: Places) -> str | None:
-    """A sentence on the file that stands in the place of a run's result."""
+def _fault(run: PlannedRun, places: Places) -> str | None:
+    """A sentence on what has to be mended: a damaged file, or data that are nowhere."""
     file = places.result(run)
-    if not file.exists():
-        return None
-    return f"'{file}' holds no result that can be read; remove it to run this again"
+    if file.exists():
+        return f"'{file}' holds no result that can be read; remove it to run this again"
+    for data in _data(run):
+        if not is_benchmark(data) and hub_id(data) is None and not Path(data).expanduser().exists():
+            hint = did_you_mean(data, BENCHMARK_NAMES)
+            return f"'{data}' is neither a folder or file nor a benchmark{hint}"
+    return None
 
 
-def _missing_data(run: PlannedRun) -> str | None:
+def _missing_benchmarks(run: PlannedRun) -> str | None:
     """A sentence for each benchmark that is not here, and how to get it; None if all are."""
     missing = []
-    for data in dict.fromkeys((run.part.data, run.part.train, run.part.evaluate)):
+    for data in _data(run):
         if data not in BENCHMARKS:
             continue
         try:
@@ -63,6 +69,11 @@ def _missing_data(run: PlannedRun) -> str | None:
         except UserError as error:
             missing.append(str(error))
     return "; ".join(missing) or None
+
+
+def _data(run: PlannedRun) -> list[str]:
+    """What a run learns from and is measured on, each once."""
+    return list(dict.fromkeys((run.part.data, run.part.train, run.part.evaluate)))
 
 
 def result_of(run: PlannedRun, library: Library) -> Result | None:
@@ -98,9 +109,9 @@ def run_all(
             continue
         shown = reporter(run)
         try:
-            reason, deadline = _damage(run, places), end
+            reason, deadline = _fault(run, places), end
             session.failed |= reason is not None
-            reason = reason or _missing_data(run)
+            reason = reason or _missing_benchmarks(run)
             if reason is None and end is not None and estimator is not None:
                 reason, deadline = _fits(run, places, estimator, end, shown)
             if reason is not None:

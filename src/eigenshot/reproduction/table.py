@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eigenshot.config import flatten
+from eigenshot.data.naming import is_benchmark
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.options import coerce
 from eigenshot.reproduction.figures import Figure, parse_figure
+from eigenshot.reproduction.versions import short_digest
 
 Measure = Literal["fewshot", "linear"]
 
@@ -34,7 +36,8 @@ class Part:
     shots : of the few-shot tasks, a column each.
     evaluate : labelled images that are tested on; ``data`` by default.
     train : labelled images that a linear classifier learns from; as ``evaluate`` by default.
-    benchmark : folder of the result files; by default made of the names of the data.
+    benchmark : folder of the result files; by default made of the names of the data, and of where
+        they lie if they are one's own.
     settings : overrides of the recipe, for all rows.
     """
 
@@ -129,6 +132,18 @@ def short_name(data: str) -> str:
     return plain_name(re.sub(r"\.(npz|parquet)$", "", last)) or "data"
 
 
+def place_name(data: str) -> str:
+    """A folder name for what is made of data: a benchmark's own name.
+
+    Anything else has eight characters after its short name: folders that are called the same may
+    hold other images.
+    """
+    if is_benchmark(data):
+        return data
+    path = os.path.abspath(os.path.expanduser(data))
+    return f"{short_name(data)}-{short_digest([path if os.path.exists(path) else data])}"
+
+
 def list_tables() -> list[str]:
     """Names of the tables in the package."""
     folder = resources.files("eigenshot.reproduction") / "tables"
@@ -178,6 +193,12 @@ def _with_recipes_in(folder: Path | None, table: Table) -> Table:
 def _table(name: str, content: Mapping[str, Any]) -> Table:
     given = dict(content)
     parts = [_part(entry, number) for number, entry in enumerate(_entries(given, "part"), 1)]
+    for number, part in enumerate(parts, 1):
+        if part.benchmark in (earlier.benchmark for earlier in parts[: number - 1]):
+            raise UserError(
+                f"part {number} would keep its results with another's, as '{part.benchmark}'; give "
+                "it a 'benchmark' of its own"
+            )
     columns = sum(len(part.shots) or 1 for part in parts)
     rows = [_row(entry, columns) for entry in _entries(given, "row")]
     names = [row.name for row in rows]
@@ -204,10 +225,12 @@ def _part(entry: dict[str, Any], number: int) -> Part:
         raise UserError(f"part {number} is measured by few-shot tasks and needs shots, as [1, 5]")
     if part.measure == "linear" and part.shots:
         raise UserError(f"part {number} is measured by a linear classifier, which has no shots")
+    if part.shots and min(part.shots) < 1:
+        raise UserError(f"part {number}: shots are at least 1, found {min(part.shots)}")
     evaluate = part.evaluate or part.data
-    benchmark = part.benchmark or short_name(part.data)
+    benchmark = part.benchmark or place_name(part.data)
     if not part.benchmark and evaluate != part.data:
-        benchmark += f"-to-{short_name(evaluate)}"
+        benchmark += f"-to-{place_name(evaluate)}"
     return dataclasses.replace(
         part, evaluate=evaluate, train=part.train or evaluate, benchmark=plain_name(benchmark)
     )
