@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -92,7 +94,7 @@ def test_overrides_are_toml_or_text(text: str, expected: tuple[str, object]) -> 
         ("training.epochs=1.5", "training.epochs: expected a whole number, found 1.5"),
         ("training.epochs=0", "training.epochs must be at least 1, found 0"),
         ("optimizer.lr=-1", "optimizer.lr must be at least 0, found -1.0"),
-        ("optimizer.lr=nan", "optimizer.lr must be at least 0, found nan"),
+        ("optimizer.lr=nan", "optimizer.lr must be finite, found nan"),
         ("training.batch_size=1", "training.batch_size must be at least 2"),
         ("training.batch_size=some", "expected a whole number or 'auto', found 'some'"),
         ("data.channels=2", "data.channels: expected 1 or 3, found 2"),
@@ -203,3 +205,27 @@ def test_a_section_that_is_none_is_told(tmp_path: Path, text: str, message: str)
         load_config(str(own))
     with pytest.raises(UserError, match="cannot be set"):
         load_config(str(own), ["method.options.gamma=1"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optimizer.lr=inf", "optimizer.lr must be finite, found inf"),
+        ("optimizer.warmup_epochs=nan", "optimizer.warmup_epochs must be finite, found nan"),
+        ("data.mean=[nan, 0, 0]", "data.mean must be finite"),
+        ("optimizer.momentum=1", "optimizer.momentum must be below 1, found 1.0"),
+        ("evaluation.C=1e12", r"evaluation.C must lie between 1e-10 and 1e\+10, found 1e\+12"),
+        ("evaluation.linear_lr=0", "evaluation.linear_lr must be positive, found 0.0"),
+    ],
+)
+def test_numbers_that_nothing_can_be_done_with_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config("fc100", [setting])
+
+
+def test_settings_made_in_python_are_held_to_the_same_bounds() -> None:
+    config = load_config("fc100")
+    with pytest.raises(UserError, match=r"optimizer\.lr must be at least 0 and finite, found inf"):
+        replace(config, optimizer=replace(config.optimizer, lr=math.inf))
+    with pytest.raises(UserError, match=r"data\.mean must be finite"):
+        replace(config, data=replace(config.data, mean=(math.nan, 0.0, 0.0)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive, check_strength
 
 Auto = Literal["auto"]
 
@@ -228,8 +229,18 @@ def _check_ranges(config: Config) -> None:
         ("evaluation.linear_momentum", config.evaluation.linear_momentum, 0),
     ]
     for name, value, bound in least:
-        if not value >= bound:  # also catches nan
-            raise UserError(f"{name} must be at least {bound}, found {value}")
+        if not bound <= value < math.inf:  # also catches nan
+            finite = " and finite" if value == math.inf else ""
+            raise UserError(f"{name} must be at least {bound}{finite}, found {value}")
+    below = {
+        "optimizer.momentum": config.optimizer.momentum,
+        "evaluation.linear_momentum": config.evaluation.linear_momentum,
+    }
+    for name, value in below.items():
+        if value >= 1:
+            raise UserError(f"{name} must be below 1, found {value}")
+    check_strength(config.evaluation.C, "evaluation.C")
+    check_positive(**{"evaluation.linear_lr": config.evaluation.linear_lr})
     parts = config.training.micro_batches
     if batch != "auto" and (batch % parts or batch < 2 * parts):
         raise UserError(
@@ -249,8 +260,10 @@ def _check_ranges(config: Config) -> None:
                 f"data.{name} needs one value for each of {config.data.channels} channels, "
                 f"found {len(values)}"
             )
-    if any(value <= 0 for value in config.data.std):
+    if not all(0 < value < math.inf for value in config.data.std):
         raise UserError(f"data.std must be positive, found {list(config.data.std)}")
+    if not all(map(math.isfinite, config.data.mean)):
+        raise UserError(f"data.mean must be finite, found {list(config.data.mean)}")
 
 
 def _check_resolution(stages: tuple[tuple[float, int], ...]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 _SHOWN = 20  # names; a longer list hides the message before it
+_WEAKEST, _STRONGEST = 1e-10, 1e10  # of C
 
 
 class UserError(ValueError):
@@ -28,10 +30,19 @@ class Busy(UserError):
 
 
 def check_positive(**values: float) -> None:
-    """Refuse the first value that is not above zero, by its name."""
+    """Refuse the first value that is not above zero, or infinite, by its name."""
     for name, value in values.items():
         if not value > 0:
             raise UserError(f"{name} must be positive, found {value}")
+        if value == math.inf:
+            raise UserError(f"{name} must be a finite number, found {value}")
+
+
+def check_strength(C: float, name: str = "C") -> None:
+    """Refuse an inverse strength of a penalty at which rounding would decide, not the data."""
+    check_positive(**{name: C})
+    if not _WEAKEST <= C <= _STRONGEST:
+        raise UserError(f"{name} must lie between {_WEAKEST:g} and {_STRONGEST:g}, found {C:g}")
 
 
 def check_at_least(least: int, **values: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
@@ -127,6 +128,8 @@ def coerce(value: Any, wanted: Any, name: str) -> Any:
         return _convert(value, wanted)
     except TypeError:
         raise UserError(f"{name}: expected {_describe(wanted)}, found {value!r}") from None
+    except OverflowError:
+        raise UserError(f"{name} must be finite, found {value!r}") from None
 
 
 def _convert(value: Any, wanted: Any) -> Any:
@@ -144,6 +147,8 @@ def _convert(value: Any, wanted: Any) -> Any:
         return list(items) if origin is list else items
     if wanted is float and type(value) is int:
         return float(value)
+    if wanted is float and type(value) is float and not math.isfinite(value):
+        raise OverflowError
     # type() and not isinstance(): True is an int to Python but not to a reader.
     simple = (int, float, bool, str, dict, types.NoneType)
     if (origin or wanted) in simple and type(value) is not (origin or wanted):

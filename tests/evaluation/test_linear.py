@@ -273,3 +273,12 @@ class TestExact:
     def test_options_must_be_positive(self, option: str) -> None:
         with pytest.raises(UserError, match=f"{option} must be positive, found 0"):
             linear_exact(*clusters(), **{option: 0})
+
+    @pytest.mark.parametrize("C", [1e11, 1e-11])
+    def test_a_penalty_that_rounding_outweighs_is_refused(self, C: float) -> None:
+        with pytest.raises(UserError, match=r"C must lie between 1e-10 and 1e\+10"):
+            linear_exact(*clusters(), C=C)
+
+    def test_an_infinite_one_is_no_penalty(self) -> None:
+        with pytest.raises(UserError, match="C must be a finite number, found inf"):
+            linear_exact(*clusters(), C=np.inf)

@@ -181,7 +181,7 @@ class TestConvergence:
             {},
             r"4 feature rows hold NaN .* \(rows 0",
         ),
-        (np.zeros((4, 3)), np.arange(4) % 2, {"C": 0.0}, "C and tol must be positive"),
+        (np.zeros((4, 3)), np.arange(4) % 2, {"C": 0.0}, "C must be positive"),
     ],
 )
 def test_bad_input(x: np.ndarray, y: np.ndarray, options: dict, message: str) -> None:  # type: ignore[type-arg]

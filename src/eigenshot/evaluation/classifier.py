@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from eigenshot.encoder import Encoder
-from eigenshot.errors import UserError, check_positive
+from eigenshot.errors import UserError, check_strength
 from eigenshot.evaluation.assessment import assess
 from eigenshot.evaluation.calibration import balance, hold_out, logit_spread, tempered
 from eigenshot.evaluation.logistic import fit_logistic
@@ -200,7 +200,7 @@ class FewShotClassifier(BaseEstimator):
         """Fit to features ``(n, d)`` that the encoder made; ``names`` are for messages."""
         table = self._checked(features)
         targets = check_labels(labels, len(table))
-        check_positive(C=self.C)
+        check_strength(self.C)
         if self.reject is not None:
             check_rate(self.reject)
         options: dict[str, Any] = {

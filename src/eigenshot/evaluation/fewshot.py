@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from eigenshot.errors import UserError, check_positive
+from eigenshot.errors import UserError, check_strength
 from eigenshot.evaluation.classifiers import Classifier, get_classifier
 from eigenshot.evaluation.episodes import Episodes, draw_episodes
 from eigenshot.evaluation.sharded import put_together, share
@@ -98,7 +98,7 @@ def evaluate_fewshot(
         mean accuracy and the half-width of its 95 % interval, in percent.
     """
     table, targets = checked_features(features, labels)
-    check_positive(C=C)
+    check_strength(C)
     if episodes < 2:
         raise UserError(f"an interval needs at least 2 episodes, found {episodes}")
     chosen, checked = get_classifier(classifier, _with_strength(classifier, C, options))

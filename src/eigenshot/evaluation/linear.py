@@ -22,7 +22,7 @@ from torch.nn import functional
 from eigenshot.data.source import Source
 from eigenshot.data.views.views import View, create_view
 from eigenshot.encoder import Encoder
-from eigenshot.errors import TrainingDiverged, UserError, check_positive
+from eigenshot.errors import TrainingDiverged, UserError, check_positive, check_strength
 from eigenshot.evaluation.logistic import NotConverged
 from eigenshot.evaluation.tables import Split, checked_split, source_classes
 from eigenshot.hardware import Precision, widest_float
@@ -178,7 +178,8 @@ def linear_exact(
     split = checked_split(
         train_features, train_labels, test_features, test_labels, class_names=class_names
     )
-    check_positive(C=C, tol=tol, max_iterations=max_iterations, chunk=chunk)
+    check_strength(C)
+    check_positive(tol=tol, max_iterations=max_iterations, chunk=chunk)
     table, classes = split.train.to(device), split.train_classes.to(device)
     split = replace(split, train=table, train_classes=classes)
     blocks = partial(_blocks, normalize=normalize, chunk=chunk, device=device)

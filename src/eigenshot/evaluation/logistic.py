@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive, check_strength
 from eigenshot.evaluation.newton import newton
 
 _ROUNDS = 30  # of the accelerated iteration; what needs more is Newton's
@@ -271,8 +271,8 @@ def _check(x: Tensor, y: Tensor, C: float, tol: float) -> int:
         )
     if y.is_floating_point() or y.dtype == torch.bool:
         raise UserError(f"labels must be whole numbers, found {y.dtype}")
-    if not C > 0 or not tol > 0:
-        raise UserError(f"C and tol must be positive, found C={C:g} and tol={tol:g}")
+    check_strength(C)
+    check_positive(tol=tol)
     broken = torch.nonzero(~torch.isfinite(x).all(dim=2) & (y >= 0))
     if len(broken):
         shown = ", ".join(str(int(row[1])) for row in broken[:5])
