@@ -346,3 +346,22 @@ def test_mistakes_with_methods_are_sentences(shell: Shell, tmp_path: Path, photo
         shutil.copy(file, loose / f"{number}.png")
     unlabelled = shell.refused("pretrain", loose, "--out", tmp_path / "run", "--method", "baseline")
     assert "learns from labels, and 'folder loose' does not have one for every image" in unlabelled
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("fewshot --data x --select-on y -C 7", "--C would do nothing here: --select-on chooses"),
+        ("fewshot --data x --select-on y --transform l2", "--transform would do nothing here"),
+        ("fewshot --data x --classifier cosine -C 1", "--C would do nothing here: 'cosine' has"),
+        ("fewshot --data x --base y", "--base would do nothing here: it is for --transform centre"),
+        ("linear --train x --test y -C 4", "--C would do nothing here: it is of --exact"),
+        ("linear --train x --test y --exact --lr 3", "--lr would do nothing here: it is of the"),
+        ("linear --train x --test y --exact --seed 1", "--seed would do nothing here"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    shell: Shell, tmp_path: Path, command: str, message: str
+) -> None:
+    kind, *options = command.split()
+    assert message in shell.refused("evaluate", kind, tmp_path, *options)

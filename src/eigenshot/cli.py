@@ -187,8 +187,7 @@ def main() -> NoReturn:
     except UserError as error:
         _stop(str(error), 2, debug)
     except TrainingDiverged as error:
-        way_out = "start again in another --out with a lower --set optimizer.lr"
-        _stop(f"training diverged: {error}. To go on, {way_out}", 1, debug)
+        _stop(f"training diverged: {error}", 1, debug)
     except Exception as error:
         from eigenshot.training.loop import Interrupted
 

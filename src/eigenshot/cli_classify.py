@@ -79,6 +79,8 @@ def classify(
             raise UserError(f"no such folder: '{file.parent}'")
         if file is not None and file.is_dir():
             raise UserError(f"expected a file to write, found a folder: '{file}'")
+        if file is not None:
+            _refuse_to_overwrite(file, run or classifier, [support, *query, *given])
     if out is not None and save is not None and out.resolve() == save.resolve():
         raise UserError(f"--out and --save name the same file, '{out}': give each its own")
 
@@ -106,12 +108,12 @@ def classify(
     )
     for warning in report.warnings():
         reporter.warn(warning)
-    if save is not None:
-        report.classifier.save(save)
-        reporter.note(f"classifier and encoder in {save} ({save.stat().st_size / 1e6:.1f} MB)")
     if out is not None:
         report.write_csv(out)
         reporter.note(f"{len(report.predictions)} predictions in {out}")
+    if save is not None:
+        report.classifier.save(save)
+        reporter.note(f"classifier and encoder in {save} ({save.stat().st_size / 1e6:.1f} MB)")
     if json:
         typer.echo(dumps(report.to_dict()))
         return
@@ -122,3 +124,16 @@ def classify(
             name = row.file.encode("utf-8", "backslashreplace").decode()
             typer.echo(f"{name}  {row.prediction}{best}")
     typer.echo(report.summary())
+
+
+def _refuse_to_overwrite(file: Path, model: Path | None, pictures: list[Path | None]) -> None:
+    """Keep what is read from being written over: a run, a kept classifier, pictures."""
+    from eigenshot.data.tables.folder_table import EXTENSIONS
+    from eigenshot.training.runfolder import RunFolder
+
+    target = file.expanduser().resolve()
+    given = [place.expanduser().resolve() for place in (model, *pictures) if place is not None]
+    own = [] if model is None else [part.resolve() for part in RunFolder(model).files]
+    is_picture = target.suffix.lower() in EXTENSIONS and target.exists()
+    if target in (*given, *own) or (is_picture and any(p in target.parents for p in given)):
+        raise UserError(f"'{file}' is one of the files that are read here: write to another")

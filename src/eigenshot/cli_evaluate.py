@@ -18,6 +18,7 @@ from eigenshot.cli_common import (
     find_own_code,
     together,
 )
+from eigenshot.errors import UserError
 
 if TYPE_CHECKING:
     from eigenshot.evaluation.bench import Bench
@@ -51,8 +52,17 @@ def _bench(
     return Bench(run, device, backbone, normalise, reporter, precision, crops)  # type: ignore[arg-type]
 
 
+def _refuse_idle(context: typer.Context, names: tuple[str, ...], reason: str) -> None:
+    """Refuse an option that was given and would do nothing."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"--{name} would do nothing here: {reason}; leave it out")
+
+
 @evaluate.command("fewshot")
 def fewshot(
+    context: typer.Context,
     run: RunArgument,
     data: Annotated[str, typer.Option(help=f"Labelled images. {DATA_HELP}")],
     split: Annotated[
@@ -97,6 +107,12 @@ def fewshot(
     precision: PrecisionOption = "auto",
 ) -> None:
     """Few-shot accuracy with its 95 % interval, on frozen features."""
+    if select_on is not None:
+        _refuse_idle(context, ("C", "transform"), "--select-on chooses it")
+    if classifier not in ("logistic", "ridge"):
+        _refuse_idle(context, ("C",), f"'{classifier}' has none")
+    if transform != "centre" and select_on is None:
+        _refuse_idle(context, ("base",), "it is for --transform centre and --select-on")
     from eigenshot.evaluation.fewshot import paired_difference
     from eigenshot.evaluation.protocol import fewshot_of_run
 
@@ -162,6 +178,7 @@ def fewshot(
 
 @evaluate.command("linear")
 def linear(
+    context: typer.Context,
     run: RunArgument,
     train: TrainOption,
     test: TestOption,
@@ -180,6 +197,10 @@ def linear(
     precision: PrecisionOption = "auto",
 ) -> None:
     """Accuracy of a linear classifier on the frozen encoder, train and test of the same classes."""
+    if exact:
+        _refuse_idle(context, ("epochs", "lr", "momentum", "seed"), "it is of the SGD, not --exact")
+    else:
+        _refuse_idle(context, ("C",), "it is of --exact; the SGD has no penalty")
     from eigenshot.evaluation.protocol import linear_of_run
 
     with together(device) as speaks:

@@ -185,6 +185,7 @@ class Config:
         return table
 
 
+_LARGEST = 16_384  # side of an image in pixels
 _RECORDING = ("checkpoint", "probe", "logging")
 _NEUTRAL = ("recipe", "evaluation", *_RECORDING)
 
@@ -241,6 +242,8 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{name} must be below 1, found {value}")
     check_strength(config.evaluation.C, "evaluation.C")
     check_positive(**{"evaluation.linear_lr": config.evaluation.linear_lr})
+    if size != "auto" and size > _LARGEST:
+        raise UserError(f"data.image_size must be at most {_LARGEST} pixels, found {size}")
     parts = config.training.micro_batches
     if batch != "auto" and (batch % parts or batch < 2 * parts):
         raise UserError(

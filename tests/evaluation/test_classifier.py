@@ -310,6 +310,13 @@ class TestImages:
         assert "image 7 is labelled 'red'" in str(suspects[0])
         assert suspects[0].looks_like == "green"
 
+    def test_a_file_that_cannot_be_written_is_a_sentence(self, tmp_path: Path) -> None:
+        model = FewShotClassifier(small_encoder()).fit(*stripes())
+        with pytest.raises(UserError, match="expected a file to write, found a folder"):
+            model.save(tmp_path)
+        with pytest.raises(UserError, match="cannot write the classifier to '.*': file name too"):
+            model.save(tmp_path / ("n" * 300))
+
     def test_bad_input(self, tmp_path: Path) -> None:
         images, labels = stripes()
         model = FewShotClassifier(small_encoder())

@@ -184,6 +184,29 @@ class TestCommand:
         assert "accuracy 100.0%" in text
         assert len([line for line in text.splitlines() if ".png" in line]) == 6
 
+    def test_what_is_read_is_not_written_over(self, app: typer.Typer, place: Path) -> None:
+        picture, example = place / "queries/blue/0.png", place / "support/blue/0.png"
+        kept, table = place / "kept.safetensors", place / "table.csv"
+        common = (place, "--support", place / "support", "--query", place / "queries")
+        for _ in range(2):  # its own outcome may be
+            self.run(app, *common, "--save", kept, "--out", table)
+        before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+        for option, file in (
+            ("--save", place / "encoder.safetensors"),
+            ("--out", picture),
+            ("--save", example),
+        ):
+            with pytest.raises(UserError, match="is one of the files that are read here"):
+                self.run(app, *common, option, file)
+        with pytest.raises(UserError, match="is one of the files that are read here"):
+            self.run(app, "--classifier", kept, "--query", picture, "--out", kept)
+        assert {file: file.read_bytes() for file in before} == before
+
+    def test_a_class_of_the_name_of_the_verdict(self, app: typer.Typer, place: Path) -> None:
+        (place / "support" / "blue").rename(place / "support" / NONE_OF_THESE)
+        with pytest.raises(UserError, match=f"no class can be called '{NONE_OF_THESE}'"):
+            self.run(app, place, "--support", place / "support", "--query", place / "queries")
+
     def test_several_processes_are_refused(
         self, app: typer.Typer, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -62,6 +62,8 @@ class TestEpisodes:
         [
             ({"ways": 9}, "9-way episodes need 9 classes, found 3"),
             ({"shots": 4}, "class 'cat' has 6 images, but 4 shots [+] 3 queries need 7"),
+            ({"shots": 4}, r"use at most 2 queries \(--queries\), or leave that class out"),
+            ({"shots": 7}, "use fewer than 6 shots, or leave that class out"),
             ({"ways": 1}, "ways must be at least 2, found 1"),
             ({"shots": 0}, "shots must be at least 1, found 0"),
             ({"episodes": 0}, "episodes must be at least 1"),
@@ -72,6 +74,10 @@ class TestEpisodes:
         given = {"ways": 2, "shots": 2, "queries": 3, "episodes": 5, **options}
         with pytest.raises(UserError, match=message):
             draw_episodes(labels, **given, seed=0, class_names=("dog", "cat", "cow"))
+
+    def test_one_class_is_none_to_tell_apart(self) -> None:
+        with pytest.raises(UserError, match="need 2 classes, found 1; add some"):
+            draw_episodes(np.zeros(9, int), ways=2, shots=1, queries=1, episodes=1, seed=0)
 
 
 class TestAccuracy:

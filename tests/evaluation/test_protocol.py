@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,9 @@ def test_settings_may_be_chosen_on_another_split_of_the_same_data(
         fewshot_of_run(bench, single, select_on=single, **few)
     with pytest.raises(UserError, match="are the same images"):
         fewshot_of_run(bench, both, split="validation", select_on=both, **few)
+    copied = shutil.copytree(single, tmp_path / "copied")
+    with pytest.raises(UserError, match="are the same images"):
+        fewshot_of_run(bench, single, select_on=copied, **few)
 
 
 def test_settings_are_chosen_where_the_rest_is_computed(

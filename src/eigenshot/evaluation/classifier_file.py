@@ -33,6 +33,8 @@ def save_classifier(classifier: FewShotClassifier, path: str | Path) -> Path:
     file = Path(path)
     if not file.parent.is_dir():
         raise UserError(f"no such folder: '{file.parent}'")
+    if file.is_dir():
+        raise UserError(f"expected a file to write, found a folder: '{file}'")
     weights = classifier.encoder.backbone.state_dict()
     tensors = {
         "coef": torch.from_numpy(classifier.logistic_.coef_),
@@ -49,7 +51,11 @@ def save_classifier(classifier: FewShotClassifier, path: str | Path) -> Path:
         "support_unreadable": [list(entry) for entry in classifier.support_unreadable_],
         "encoder": classifier.encoder.header(),
     }
-    write_tensors(file, tensors, header, kind=FORMAT)
+    try:
+        write_tensors(file, tensors, header, kind=FORMAT)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot write the classifier to '{file}': {reason}") from error
     return file
 
 

@@ -183,6 +183,11 @@ def classify(
             reject=0.05 if reject is None else reject or None,
             device=chosen,
         ).fit(support)
+    if NONE_OF_THESE in classifier.classes_:
+        raise UserError(
+            f"no class can be called '{NONE_OF_THESE}': that is said of images that are like none; "
+            "rename it"
+        )
     files, source, unreadable = read_queries(queries, classifier.encoder.preprocessing, reporter)
     return Report(classifier, _predictions(classifier, files, source), unreadable)
 

@@ -47,10 +47,8 @@ def draw_episodes(
     check_at_least(0, seed=seed)
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) < ways:
-        raise UserError(
-            f"{ways}-way episodes need {ways} classes, found {len(classes)}; "
-            f"use --ways {len(classes)} or fewer"
-        )
+        way_out = f"use --ways {len(classes)} or fewer" if len(classes) > 1 else "add some"
+        raise UserError(f"{ways}-way episodes need {ways} classes, found {len(classes)}; {way_out}")
     needed = shots + queries
     if counts.min() < needed:
         worst = int(counts.argmin())
@@ -58,8 +56,7 @@ def draw_episodes(
         name = class_names[label] if label < len(class_names) else str(label)
         raise UserError(
             f"class '{name}' has {counts[worst]} images, but {shots} shots + {queries} queries "
-            f"need {needed}; use at most {max(0, counts[worst] - shots)} queries (--queries), "
-            "or leave that class out"
+            f"need {needed}; {_way_out(int(counts[worst]), shots)}, or leave that class out"
         )
     generator = numpy_generator(seed, "episodes", ways, shots, queries)
     # Sorting uniform keys draws without replacement, for all episodes in one call.
@@ -70,6 +67,14 @@ def draw_episodes(
     begins = np.cumsum(counts) - counts
     picked = members[begins[chosen].reshape(-1, 1) + ranks].reshape(episodes, ways, needed)
     return Episodes(picked[:, :, :shots], picked[:, :, shots:])
+
+
+def _way_out(images: int, shots: int) -> str:
+    """What can be asked for with classes of so many images."""
+    left = images - shots
+    return (
+        f"use at most {left} queries (--queries)" if left > 0 else f"use fewer than {images} shots"
+    )
 
 
 def _distinct(sizes: np.ndarray, needed: int, generator: np.random.Generator) -> np.ndarray:

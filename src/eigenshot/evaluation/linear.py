@@ -22,7 +22,13 @@ from torch.nn import functional
 from eigenshot.data.source import Source
 from eigenshot.data.views.views import View, create_view
 from eigenshot.encoder import Encoder
-from eigenshot.errors import TrainingDiverged, UserError, check_positive, check_strength
+from eigenshot.errors import (
+    TrainingDiverged,
+    UserError,
+    check_at_least,
+    check_positive,
+    check_strength,
+)
 from eigenshot.evaluation.logistic import NotConverged
 from eigenshot.evaluation.tables import Split, checked_split, source_classes
 from eigenshot.hardware import Precision, widest_float
@@ -101,6 +107,7 @@ def linear_probe(
     progress : called with the number of batches done and of all.
     """
     check_positive(epochs=epochs, batch_size=batch_size, lr=lr)
+    check_at_least(0, seed=seed)
     if not 0 <= momentum < 1:
         raise UserError(f"momentum must be in [0, 1), found {momentum}")
     if not all(0 < milestone < 100 for milestone in milestones):

@@ -26,6 +26,11 @@ from eigenshot.evaluation.transforms import Transform, check_transform
 from eigenshot.evaluation.views import extract_views, training_view
 from eigenshot.hardware import exact_device
 
+_FLATTERING = (
+    "--select-on and --data are the same images: settings chosen on what is then reported would "
+    "flatter the result; give validation images of other classes"
+)
+
 
 def fewshot_of_run(
     bench: Bench,
@@ -65,10 +70,7 @@ def fewshot_of_run(
         and _same(select_on, data)
         and choose_split(select_on, "validation", bench.reporter) == split
     ):
-        raise UserError(
-            "--select-on and --data are the same images: settings chosen on what is then "
-            "reported would flatter the result; give validation images of other classes"
-        )
+        raise UserError(_FLATTERING)
     source, labels = bench.open_labelled(data, split, "test")
     for count in shots:  # said before the features are computed
         draw_episodes(
@@ -100,6 +102,8 @@ def fewshot_of_run(
     }
     if select_on is not None:
         others, other_labels = bench.open_labelled(select_on, None, "validation")
+        if others.fingerprint == source.fingerprint:
+            raise UserError(_FLATTERING)
         other_features = bench.features(others)
     results = []
     for count in shots:

@@ -35,9 +35,10 @@ def initialise_from(backbone: Backbone, path: str | Path) -> None:
 def _read_state_dict(file: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises whatever the bytes provoke
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CorruptFileError(f"'{file}' cannot be read as weights: {reason}") from error
+    except Exception as error:  # torch raises whatever the bytes provoke, with advice to unpickle
+        raise CorruptFileError(
+            f"'{file}' cannot be read as weights: it is damaged, or holds more than tensors"
+        ) from error
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):

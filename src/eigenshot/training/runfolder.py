@@ -34,6 +34,12 @@ class RunFolder:
         self.best = self.path / "checkpoints" / "best.safetensors"
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """All that a run writes, whether it is there or not."""
+        logs = (self.config_file, self.data_file, self.metrics_file, self.summary_file)
+        return (*logs, self.encoder_file, self.last, self.best)
+
+    @property
     def finished(self) -> bool:
         """Both the encoder and the summary are there; the summary is written last."""
         return self.encoder_file.is_file() and self.summary_file.is_file()

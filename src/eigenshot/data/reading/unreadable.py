@@ -39,8 +39,8 @@ def too_many(
     enough = 0.5 if share <= 0.5 else 1.0
     return UserError(
         f"{len(unreadable)} of {total} images ({share:.1%}) in {name} cannot be read, more than "
-        f"the {allowed:.1%} allowed: {_some(unreadable)}. Mend or remove them, or allow more: "
-        f"--set data.max_unreadable={enough}"
+        f"the {allowed:.1%} allowed: {_some(unreadable)}. Mend or remove them; 'pretrain' takes "
+        f"more with --set data.max_unreadable={enough}"
     )
 
 
