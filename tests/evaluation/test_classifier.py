@@ -314,8 +314,9 @@ class TestImages:
         model = FewShotClassifier(small_encoder()).fit(*stripes())
         with pytest.raises(UserError, match="expected a file to write, found a folder"):
             model.save(tmp_path)
-        with pytest.raises(UserError, match="cannot write the classifier to '.*': file name too"):
-            model.save(tmp_path / ("n" * 300))
+        if Path("/proc/self").exists():  # where nobody can make a file
+            with pytest.raises(UserError, match="cannot write the classifier to '/proc/kept'"):
+                model.save("/proc/kept")
 
     def test_bad_input(self, tmp_path: Path) -> None:
         images, labels = stripes()
