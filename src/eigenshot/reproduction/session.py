@@ -151,7 +151,8 @@ def _clear_device() -> None:
 
 def _sentence(error: Exception) -> str:
     diverged = isinstance(error, TrainingDiverged)
-    return f"training diverged: {error}" if diverged else " ".join(str(error).split())
+    text = f"training diverged: {error}" if diverged else " ".join(str(error).split())
+    return text.replace("--out", "--runs")  # under which the folders of a table's runs lie
 
 
 def _fits(
