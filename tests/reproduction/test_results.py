@@ -52,7 +52,7 @@ def test_a_method_of_ones_own_has_a_file_name_too(tmp_path: Path) -> None:
         ({"fewshot": {"1": {"accuracy": 144.0, "ci95": 1, "episodes": 3}}}, "between 0 and 100"),
         ({"fewshot": {"1": 40.0}}, "fewshot '1' needs the numbers accuracy, ci95, episodes"),
         ({"fewshot": None}, "either 'fewshot' or 'linear'"),
-        ({"seconds": float("nan")}, "seconds is not finite"),
+        ({"seconds": float("nan")}, "seconds must be finite, found nan"),
     ],
 )
 def test_what_is_no_result_is_told_by_name(
