@@ -354,6 +354,7 @@ def test_mistakes_with_methods_are_sentences(shell: Shell, tmp_path: Path, photo
         ("fewshot --data x --select-on y -C 7", "--C would do nothing here: --select-on chooses"),
         ("fewshot --data x --select-on y --transform l2", "--transform would do nothing here"),
         ("fewshot --data x --classifier cosine -C 1", "--C would do nothing here: 'cosine' has"),
+        ("fewshot --data x --classifier logistc -C 1", "did you mean 'logistic'"),
         ("fewshot --data x --base y", "--base would do nothing here: it is for --transform centre"),
         ("linear --train x --test y -C 4", "--C would do nothing here: it is of --exact"),
         ("linear --train x --test y --exact --lr 3", "--lr would do nothing here: it is of the"),

@@ -133,7 +133,10 @@ def _refuse_to_overwrite(file: Path, model: Path | None, pictures: list[Path | N
 
     target = file.expanduser().resolve()
     given = [place.expanduser().resolve() for place in (model, *pictures) if place is not None]
-    own = [] if model is None else [part.resolve() for part in RunFolder(model).files]
-    is_picture = target.suffix.lower() in EXTENSIONS and target.exists()
-    if target in (*given, *own) or (is_picture and any(p in target.parents for p in given)):
+    own: list[Path] = []
+    if model is not None:
+        run = RunFolder(model if model.expanduser().is_dir() else model.parent)
+        own = [part.resolve() for part in run.files]
+    holds = target.exists() and target.suffix.lower() in (*EXTENSIONS, ".parquet", ".npz")
+    if target in (*given, *own) or (holds and any(p in target.parents for p in given)):
         raise UserError(f"'{file}' is one of the files that are read here: write to another")

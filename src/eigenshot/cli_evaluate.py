@@ -107,15 +107,16 @@ def fewshot(
     precision: PrecisionOption = "auto",
 ) -> None:
     """Few-shot accuracy with its 95 % interval, on frozen features."""
-    if select_on is not None:
-        _refuse_idle(context, ("C", "transform"), "--select-on chooses it")
-    if classifier not in ("logistic", "ridge"):
-        _refuse_idle(context, ("C",), f"'{classifier}' has none")
-    if transform != "centre" and select_on is None:
-        _refuse_idle(context, ("base",), "it is for --transform centre and --select-on")
+    from eigenshot.evaluation.classifiers import get_classifier
     from eigenshot.evaluation.fewshot import paired_difference
     from eigenshot.evaluation.protocol import fewshot_of_run
 
+    if not get_classifier(classifier, {})[0].has_strength:
+        _refuse_idle(context, ("C",), f"'{classifier}' has none")
+    if select_on is not None:
+        _refuse_idle(context, ("C", "transform"), "--select-on chooses it")
+    elif transform != "centre":
+        _refuse_idle(context, ("base",), "it is for --transform centre and --select-on")
     settings: dict[str, Any] = {
         "split": split,
         "ways": ways,

@@ -121,6 +121,17 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
     return config_from_table(table)
 
 
+def layered(method: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides for ``method``, of which later ones replace earlier ones, however they say it."""
+    ways = [f"method.options.{name}" for name in _EITHER.get(method, ())]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        if any(way in layer for way in ways):
+            merged = {key: value for key, value in merged.items() if key not in ways}
+        merged.update(layer)
+    return merged
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """``"optimizer.lr=0.1"`` as a key and a TOML value; what is no TOML counts as a text."""
     key, separator, value = text.partition("=")

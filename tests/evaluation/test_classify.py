@@ -187,25 +187,36 @@ class TestCommand:
     def test_what_is_read_is_not_written_over(self, app: typer.Typer, place: Path) -> None:
         picture, example = place / "queries/blue/0.png", place / "support/blue/0.png"
         kept, table = place / "kept.safetensors", place / "table.csv"
+        shard = place / "support" / "more.parquet"
         common = (place, "--support", place / "support", "--query", place / "queries")
         for _ in range(2):  # its own outcome may be
             self.run(app, *common, "--save", kept, "--out", table)
+        shard.write_bytes(b"labelled pictures")
+        (place / "config.toml").write_text("settings")
         before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
         for option, file in (
             ("--save", place / "encoder.safetensors"),
             ("--out", picture),
             ("--save", example),
+            ("--out", shard),
         ):
             with pytest.raises(UserError, match="is one of the files that are read here"):
                 self.run(app, *common, option, file)
         with pytest.raises(UserError, match="is one of the files that are read here"):
             self.run(app, "--classifier", kept, "--query", picture, "--out", kept)
+        beside = (place / "encoder.safetensors", *common[1:], "--out", place / "config.toml")
+        with pytest.raises(UserError, match="is one of the files that are read here"):
+            self.run(app, *beside)
         assert {file: file.read_bytes() for file in before} == before
 
     def test_a_class_of_the_name_of_the_verdict(self, app: typer.Typer, place: Path) -> None:
         (place / "support" / "blue").rename(place / "support" / NONE_OF_THESE)
         with pytest.raises(UserError, match=f"no class can be called '{NONE_OF_THESE}'"):
             self.run(app, place, "--support", place / "support", "--query", place / "queries")
+        common = ("--support", place / "support", "--query", place / "queries")
+        out = self.run(app, place, *common, "--reject", 0)
+        assert out.splitlines()[-1].startswith("6 images: ")
+        assert out.splitlines()[-1].count(NONE_OF_THESE) == 1
 
     def test_several_processes_are_refused(
         self, app: typer.Typer, monkeypatch: pytest.MonkeyPatch

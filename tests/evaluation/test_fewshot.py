@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -64,16 +66,17 @@ class TestEpisodes:
             ({"shots": 4}, "class 'cat' has 6 images, but 4 shots [+] 3 queries need 7"),
             ({"shots": 4}, r"use at most 2 queries \(--queries\), or leave that class out"),
             ({"shots": 7}, "use fewer than 6 shots, or leave that class out"),
+            ({"labels": [0, 0, 0, 1]}, "class 'cat' has 1 images, .* add images to it, or leave"),
             ({"ways": 1}, "ways must be at least 2, found 1"),
             ({"shots": 0}, "shots must be at least 1, found 0"),
             ({"episodes": 0}, "episodes must be at least 1"),
         ],
     )
-    def test_impossible_requests_are_refused(self, options: dict[str, int], message: str) -> None:
+    def test_impossible_requests_are_refused(self, options: dict[str, Any], message: str) -> None:
         labels = np.array([0] * 8 + [1] * 6 + [2] * 9)
-        given = {"ways": 2, "shots": 2, "queries": 3, "episodes": 5, **options}
+        given = {"labels": labels, "ways": 2, "shots": 2, "queries": 3, "episodes": 5, **options}
         with pytest.raises(UserError, match=message):
-            draw_episodes(labels, **given, seed=0, class_names=("dog", "cat", "cow"))
+            draw_episodes(**given, seed=0, class_names=("dog", "cat", "cow"))
 
     def test_one_class_is_none_to_tell_apart(self) -> None:
         with pytest.raises(UserError, match="need 2 classes, found 1; add some"):

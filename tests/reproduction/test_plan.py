@@ -204,6 +204,24 @@ def test_a_row_that_is_wrong_itself_is_a_remark_whatever_is_set(tmp_path: Path) 
         assert "did you mean 'fc100'" in plan.impossible["ours", "Shapes, 5-way"]
 
 
+def test_a_row_of_few_epochs_keeps_them(tmp_path: Path) -> None:
+    plan = make_plan(miniature(tmp_path), Choices(epochs=5))
+    assert {run.row.name: run.config.training.epochs for run in plan.runs} == {
+        "ours": 5,
+        "rival": 5,
+        "short": 1,
+    }
+
+
+def test_what_is_set_for_all_replaces_what_a_row_says_in_another_way(tmp_path: Path) -> None:
+    table = miniature(tmp_path)
+    ours = replace(table.row("ours"), settings={"method.options.gamma": 1e-4})
+    table = replace(table, rows=(ours,))
+    plan = make_plan(table, Choices(settings={"method.options.k_gamma": 0.1}))
+    assert plan.runs[0].config.method.options["k_gamma"] == 0.1
+    assert "gamma" not in plan.runs[0].config.method.options
+
+
 def test_tables_share_what_is_the_same_run() -> None:
     def of(table: str, row: str) -> list[str]:
         return names(read_table(table), rows=(row,))

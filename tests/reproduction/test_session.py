@@ -19,7 +19,7 @@ from eigenshot.reproduction.execute import Places, execute
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, PlannedRun, make_plan
 from eigenshot.reproduction.results import Result, write_result
-from eigenshot.reproduction.session import Session, result_of, run_all
+from eigenshot.reproduction.session import Session, obstacle, result_of, run_all
 from eigenshot.reproduction.table import read_table
 from eigenshot.training.loop import DeadlineReached, Interrupted
 from eigenshot.training.pretrain import pretrain
@@ -193,6 +193,12 @@ def test_data_that_are_nowhere_are_told_before_anything_is_learned(bench: Bench)
         in (session.remarks["ours", "Shapes, 5-way"][0])
     )
     assert not bench.places.folder(lost).exists()
+
+
+def test_a_name_that_no_hub_has_is_told_with_the_rest(bench: Bench) -> None:
+    run = bench.runs("ours")[0]
+    wrong = dataclasses.replace(run, part=dataclasses.replace(run.part, data="hub:abc"))
+    assert "expected hub:owner/name" in str(obstacle(wrong, bench.places))
 
 
 def test_a_run_that_fails_does_not_stop_the_table(bench: Bench) -> None:

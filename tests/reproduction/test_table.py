@@ -76,18 +76,24 @@ def test_where_results_of_a_table_are_kept() -> None:
     assert short_name("photos/2020/") == "2020"
 
 
-def test_folders_of_one_name_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for parent in ("one", "two"):
-        (tmp_path / parent / "photos").mkdir(parents=True)
-    names = {place_name(str(tmp_path / parent / "photos")) for parent in ("one", "two")}
-    assert len(names) == 2
-    assert all(name.startswith("photos-") for name in names)
-    monkeypatch.chdir(tmp_path / "one")
-    assert place_name("photos/") == place_name(str(tmp_path / "one" / "photos"))
+def test_folders_of_one_name_are_told_apart_whether_they_are_there_or_not() -> None:
+    assert place_name("one/photos") != place_name("two/photos")
+    assert place_name("one/photos").startswith("photos-")
+    assert place_name("one//photos/") == place_name("one/photos")
     assert place_name("anna/birds") != place_name("berta/birds")  # repositories of the hub
+    assert place_name("photos/") == "photos"
     assert place_name("fc100") == "fc100"
+
+
+def test_parts_of_one_data_set_may_differ_in_their_settings(tmp_path: Path) -> None:
+    more = (
+        'shots = [1]\n[[part]]\ntitle = "In crops"\ndata = "{folder}/train.npz"\n'
+        'recipe = "tiny.toml"\nmeasure = "fewshot"\nshots = [5]\nbenchmark = "shapes"\n'
+        'settings = {{ "evaluation.crops" = "ten" }}'
+    )
+    write_miniature(tmp_path, table_with("shots = [1, 5]", more))
+    parts = read_table(str(tmp_path / "mini.toml")).parts
+    assert [part.benchmark for part in parts] == ["shapes", "shapes"]
 
 
 def test_a_figure_is_a_number_with_or_without_its_interval() -> None:
@@ -124,7 +130,7 @@ def test_an_unknown_table_offers_the_nearest() -> None:
         ("shots = [1, 5]", "shots = [0, 5]", "part 1: shots are at least 1, found 0"),
         (
             "shots = [1, 5]",
-            'shots = [1]\n[[part]]\ntitle = "Again"\ndata = "fc100"\nrecipe = "fc100"\n'
+            'shots = [1]\n[[part]]\ntitle = "Again"\ndata = "fc100"\nrecipe = "tiny.toml"\n'
             'measure = "fewshot"\nshots = [5]\nbenchmark = "shapes"',
             "part 2 would keep its results with another's, as 'shapes'",
         ),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eigenshot.evaluation.logistic import centre, prepare, solve
-from eigenshot.options import check_options, lookup
+from eigenshot.options import check_options, lookup, takes
 
 Scores = Callable[..., Tensor]
 
@@ -27,6 +27,11 @@ class Classifier:
 
     scores: Scores
     transductive: bool = False
+
+    @property
+    def has_strength(self) -> bool:
+        """Whether it has a penalty, of inverse strength C."""
+        return takes(self.scores, "C")
 
 
 def logistic(

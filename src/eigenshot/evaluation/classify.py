@@ -125,7 +125,8 @@ class Report:
                 f"an image less alike than {_span(rule.thresholds)} is none of these: "
                 f"{rule.rule}; false alarms: {rate}, asked for {rule.rate:.1%}"
             )
-        tallies = [f"{name} {found.count(name)}" for name in (*self.classes, NONE_OF_THESE)]
+        verdicts = self.classes if rule is None else (*self.classes, NONE_OF_THESE)
+        tallies = [f"{name} {found.count(name)}" for name in verdicts]
         lines.append(f"{len(found)} images: " + ", ".join(tallies))
         return "\n".join(lines)
 
@@ -183,10 +184,10 @@ def classify(
             reject=0.05 if reject is None else reject or None,
             device=chosen,
         ).fit(support)
-    if NONE_OF_THESE in classifier.classes_:
+    if classifier.reject is not None and NONE_OF_THESE in classifier.classes_:
         raise UserError(
             f"no class can be called '{NONE_OF_THESE}': that is said of images that are like none; "
-            "rename it"
+            "rename it, or let nothing be rejected (--reject 0)"
         )
     files, source, unreadable = read_queries(queries, classifier.encoder.preprocessing, reporter)
     return Report(classifier, _predictions(classifier, files, source), unreadable)

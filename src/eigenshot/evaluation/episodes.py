@@ -71,10 +71,9 @@ def draw_episodes(
 
 def _way_out(images: int, shots: int) -> str:
     """What can be asked for with classes of so many images."""
-    left = images - shots
-    return (
-        f"use at most {left} queries (--queries)" if left > 0 else f"use fewer than {images} shots"
-    )
+    if images > shots:
+        return f"use at most {images - shots} queries (--queries)"
+    return f"use fewer than {images} shots" if images > 1 else "add images to it"
 
 
 def _distinct(sizes: np.ndarray, needed: int, generator: np.random.Generator) -> np.ndarray:

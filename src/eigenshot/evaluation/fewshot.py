@@ -131,7 +131,7 @@ def evaluate_fewshot(
 
 def _with_strength(classifier: str, C: float, options: dict[str, Any] | None) -> dict[str, Any]:
     given = dict(options or {})
-    return {"C": C, **given} if classifier in ("logistic", "ridge") else given
+    return {"C": C, **given} if get_classifier(classifier, {})[0].has_strength else given
 
 
 class _Prepared:

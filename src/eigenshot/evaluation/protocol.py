@@ -13,7 +13,7 @@ from eigenshot.data.naming import choose_split, pretraining_split
 from eigenshot.data.source import Source
 from eigenshot.data.views.views import View
 from eigenshot.encoder import Encoder
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, check_positive, check_strength
 from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.classifiers import get_classifier
 from eigenshot.evaluation.episodes import draw_episodes
@@ -61,6 +61,7 @@ def fewshot_of_run(
         there, for each number of shots, and used here once.
     """
     get_classifier(classifier, {})
+    check_strength(C)
     check_transform(transform)
     if transform == "centre" and base is None:
         raise UserError("the transform 'centre' needs --base, the images of the training")
@@ -82,6 +83,10 @@ def fewshot_of_run(
             seed=seed,
             class_names=source.class_names,
         )
+    if select_on is not None:
+        others, other_labels = bench.open_labelled(select_on, None, "validation")
+        if others.fingerprint == source.fingerprint:
+            raise UserError(_FLATTERING)
     features = bench.features(source)
     base_mean = None
     if base is not None:
@@ -101,9 +106,6 @@ def fewshot_of_run(
         "together": True,
     }
     if select_on is not None:
-        others, other_labels = bench.open_labelled(select_on, None, "validation")
-        if others.fingerprint == source.fingerprint:
-            raise UserError(_FLATTERING)
         other_features = bench.features(others)
     results = []
     for count in shots:
@@ -164,6 +166,7 @@ def linear_of_run(
     seed: int = 0,
 ) -> LinearResult:
     """Linear evaluation: trained on ``train``, measured on ``test``, both of the same classes."""
+    check_strength(C)  # before the features are computed
     train_source, test_source = _open_pair(bench, train, test)
     if exact:
         train_labels, test_labels = aligned_labels(train_source, test_source)
@@ -200,6 +203,7 @@ def knn_of_run(
     bench: Bench, train: Any, test: Any, *, neighbours: int = 200, temperature: float = 0.1
 ) -> float:
     """Accuracy in percent of the weighted vote of the nearest ``train`` images on ``test``."""
+    check_positive(neighbours=neighbours, temperature=temperature)
     train_source, test_source = _open_pair(bench, train, test)
     train_labels, test_labels = aligned_labels(train_source, test_source)
     return knn_accuracy(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eigenshot.evaluation.classifiers import get_classifier
 from eigenshot.evaluation.fewshot import evaluate_fewshot
 from eigenshot.evaluation.transforms import Transform
 
@@ -65,7 +66,7 @@ def select_settings(
     transforms: list[Transform] = ["none", "l2", "power"]
     if base_mean is not None:
         transforms.append("centre")
-    if classifier not in ("logistic", "ridge"):
+    if not get_classifier(classifier, {})[0].has_strength:
         strengths = (1.0,)
     tried: dict[tuple[Transform, float], float] = {}
     for transform in transforms:

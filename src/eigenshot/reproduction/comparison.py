@@ -11,7 +11,7 @@ from eigenshot.reporter import duration
 from eigenshot.reproduction.episodes import interval_over_tasks, paired
 from eigenshot.reproduction.figures import Figure
 from eigenshot.reproduction.library import Library
-from eigenshot.reproduction.plan import Choices, Plan, settled, variant_of
+from eigenshot.reproduction.plan import Choices, Plan, epochs_asked, settled, variant_of
 from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.table import Column, Row, Table
 from eigenshot.reproduction.versions import other_settings
@@ -131,7 +131,7 @@ class _Filler:
         if not row.method:
             return []
         variant = variant_of(self.table, row, column.part, self.choices)
-        wanted = epochs or self.choices.epochs
+        wanted = epochs or epochs_asked(row, self.choices)
         found: dict[tuple[int, tuple[str, ...]], dict[int, Result]] = {}
         for result in self.library.find(column.part.benchmark, row.method, variant, wanted):
             if result.figure(column.shots):

@@ -9,7 +9,7 @@ from typing import Any
 from eigenshot.errors import CorruptFileError
 from eigenshot.reproduction.curves import read_curve
 from eigenshot.reproduction.library import Library
-from eigenshot.reproduction.plan import Choices, variant_of
+from eigenshot.reproduction.plan import Choices, epochs_asked, variant_of
 from eigenshot.reproduction.results import Result, curve_file
 from eigenshot.reproduction.table import Part, Row, Table
 
@@ -29,7 +29,10 @@ def draw_table_curves(folder: Path, table: Table, choices: Choices, library: Lib
             if not row.method:
                 continue
             found = library.find(
-                part.benchmark, row.method, variant_of(table, row, part, choices), choices.epochs
+                part.benchmark,
+                row.method,
+                variant_of(table, row, part, choices),
+                epochs_asked(row, choices),
             )
             points = tuple(_points(library, found[0])) if found else ()
             if points and points not in trainings:

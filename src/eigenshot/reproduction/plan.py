@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eigenshot.config import Config
-from eigenshot.configfile import load_config
+from eigenshot.configfile import layered, load_config
 from eigenshot.errors import UserError
 from eigenshot.reproduction.results import result_name
 from eigenshot.reproduction.table import Part, Row, Table, plain_name
@@ -170,18 +170,21 @@ def settled(
     table: Table, row: Row, part: Part, choices: Choices, seed: int, epochs: int | None = None
 ) -> Config:
     """The settings of a run; ``epochs`` over those that were chosen."""
-    overrides: dict[str, Any] = {
-        **table.settings,
-        **part.settings,
-        "method.name": row.method,
-        **row.settings,
-        **choices.settings,
-        "training.seed": seed,
-    }
-    length = epochs or choices.epochs
+    asked = {**choices.settings, "training.seed": seed}
+    length = epochs or epochs_asked(row, choices)
     if length is not None:
-        overrides["training.epochs"] = length
+        asked["training.epochs"] = length
+    row_settings = {"method.name": row.method, **row.settings}
+    overrides = layered(row.method, table.settings, part.settings, row_settings, asked)
     return load_config(row.recipe or part.recipe, overrides)
+
+
+def epochs_asked(row: Row, choices: Choices) -> int | None:
+    """The epochs that a row is asked for, at most those it names; None for its own."""
+    own = row.settings.get("training.epochs")
+    if choices.epochs is None or not isinstance(own, int):
+        return choices.epochs
+    return min(choices.epochs, own)
 
 
 def variant_of(

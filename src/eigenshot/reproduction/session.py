@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,11 @@ def _fault(run: PlannedRun, places: Places) -> str | None:
     if file.exists():
         return f"'{file}' holds no result that can be read; remove it to run this again"
     for data in _data(run):
-        if not is_benchmark(data) and hub_id(data) is None and not Path(data).expanduser().exists():
+        try:
+            lost = not is_benchmark(data) and hub_id(data) is None
+        except UserError as error:  # a hub's name that is none
+            return str(error)
+        if lost and not Path(data).expanduser().exists():
             hint = did_you_mean(data, BENCHMARK_NAMES)
             return f"'{data}' is neither a folder or file nor a benchmark{hint}"
     return None
@@ -152,7 +157,7 @@ def _clear_device() -> None:
 def _sentence(error: Exception) -> str:
     diverged = isinstance(error, TrainingDiverged)
     text = f"training diverged: {error}" if diverged else " ".join(str(error).split())
-    return text.replace("--out", "--runs")  # under which the folders of a table's runs lie
+    return re.sub(r"(?<!\S)--out\b", "--runs", text)  # under which a table's runs have folders
 
 
 def _fits(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eigenshot.config import flatten
-from eigenshot.data.naming import is_benchmark
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.options import coerce
 from eigenshot.reproduction.figures import Figure, parse_figure
@@ -36,8 +35,7 @@ class Part:
     shots : of the few-shot tasks, a column each.
     evaluate : labelled images that are tested on; ``data`` by default.
     train : labelled images that a linear classifier learns from; as ``evaluate`` by default.
-    benchmark : folder of the result files; by default made of the names of the data, and of where
-        they lie if they are one's own.
+    benchmark : folder of the result files; by default made of the names of the data.
     settings : overrides of the recipe, for all rows.
     """
 
@@ -133,15 +131,14 @@ def short_name(data: str) -> str:
 
 
 def place_name(data: str) -> str:
-    """A folder name for what is made of data: a benchmark's own name.
+    """A folder name for what is made of data, whether they are there or not.
 
-    Anything else has eight characters after its short name: folders that are called the same may
-    hold other images.
+    What lies in another folder, or at a hub's owner, has eight characters after its short name:
+    others that are called the same may hold other images.
     """
-    if is_benchmark(data):
-        return data
-    path = os.path.abspath(os.path.expanduser(data))
-    return f"{short_name(data)}-{short_digest([path if os.path.exists(path) else data])}"
+    text = os.path.normpath(data)
+    named_alone = text == os.path.basename(text)
+    return short_name(data) if named_alone else f"{short_name(data)}-{short_digest([text])}"
 
 
 def list_tables() -> list[str]:
@@ -193,12 +190,14 @@ def _with_recipes_in(folder: Path | None, table: Table) -> Table:
 def _table(name: str, content: Mapping[str, Any]) -> Table:
     given = dict(content)
     parts = [_part(entry, number) for number, entry in enumerate(_entries(given, "part"), 1)]
+    kept: list[tuple[Any, ...]] = []
     for number, part in enumerate(parts, 1):
-        if part.benchmark in (earlier.benchmark for earlier in parts[: number - 1]):
+        if (place := (part.benchmark, part.recipe, part.settings)) in kept:
             raise UserError(
                 f"part {number} would keep its results with another's, as '{part.benchmark}'; give "
                 "it a 'benchmark' of its own"
             )
+        kept.append(place)
     columns = sum(len(part.shots) or 1 for part in parts)
     rows = [_row(entry, columns) for entry in _entries(given, "row")]
     names = [row.name for row in rows]
