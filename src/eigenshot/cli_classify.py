@@ -74,13 +74,12 @@ def classify(
         )
     if not query:
         raise UserError("expected --query, a folder or image files to classify, found none")
-    for file in (out, save):
-        if file is not None and not file.parent.is_dir():
+    for file in (file for file in (out, save) if file is not None):
+        if not file.parent.is_dir():
             raise UserError(f"no such folder: '{file.parent}'")
-        if file is not None and file.is_dir():
+        if file.is_dir():
             raise UserError(f"expected a file to write, found a folder: '{file}'")
-        if file is not None:
-            _refuse_to_overwrite(file, run or classifier, [support, *query, *given])
+        _refuse_to_overwrite(file, run or classifier, [support, *query, *given])
     if out is not None and save is not None and out.resolve() == save.resolve():
         raise UserError(f"--out and --save name the same file, '{out}': give each its own")
 

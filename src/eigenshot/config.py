@@ -186,6 +186,7 @@ class Config:
 
 
 _LARGEST = 16_384  # side of an image in pixels
+_BELOW_ONE = ("optimizer.momentum", "evaluation.linear_momentum")
 _RECORDING = ("checkpoint", "probe", "logging")
 _NEUTRAL = ("recipe", "evaluation", *_RECORDING)
 
@@ -233,12 +234,7 @@ def _check_ranges(config: Config) -> None:
         if not bound <= value < math.inf:  # also catches nan
             finite = " and finite" if value == math.inf else ""
             raise UserError(f"{name} must be at least {bound}{finite}, found {value}")
-    below = {
-        "optimizer.momentum": config.optimizer.momentum,
-        "evaluation.linear_momentum": config.evaluation.linear_momentum,
-    }
-    for name, value in below.items():
-        if value >= 1:
+        if name in _BELOW_ONE and value >= 1:
             raise UserError(f"{name} must be below 1, found {value}")
     check_strength(config.evaluation.C, "evaluation.C")
     check_positive(**{"evaluation.linear_lr": config.evaluation.linear_lr})

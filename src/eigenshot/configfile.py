@@ -14,6 +14,7 @@ from eigenshot.config import Config, flatten
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.options import coerce
 
+_OPTIONS = "method.options."
 _EITHER = {"dle": ("gamma", "k_gamma")}  # options of a method that say one thing in two ways
 
 
@@ -47,7 +48,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     under = read_recipe(str(base))
     method = _section(table, "method")
     under = _with_method(under, method.get("name"))
-    return _merge(_without_other_ways(under, _section(method, "options")), table)
+    return _merge(_making_way(under, _section(method, "options")), table)
 
 
 def method_table(name: str) -> dict[str, Any]:
@@ -70,15 +71,21 @@ def _with_method(table: dict[str, Any], name: str | None) -> dict[str, Any]:
     return {**table, "method": {"name": name}, **method_table(name)}
 
 
-def _without_other_ways(table: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
-    """``table`` without what new ``options`` of its method, by name, say in another way."""
+def _making_way(table: dict[str, Any], new: Iterable[str]) -> dict[str, Any]:
+    """``table`` without the options of its method that ``new`` ones, by name, replace."""
     method = _section(table, "method")
-    ways = _EITHER.get(str(method.get("name")), ())
     given = _section(method, "options")
-    if not ({*ways} & {*options} and {*ways} & given.keys()):
-        return table
-    kept = {name: value for name, value in given.items() if name not in ways}
-    return {**table, "method": {**method, "options": kept}}
+    kept = _without_other_ways(given, new, str(method.get("name")))
+    return table if kept == given else {**table, "method": {**method, "options": kept}}
+
+
+def _without_other_ways(
+    options: Mapping[str, Any], new: Iterable[str], method: str, prefix: str = ""
+) -> dict[str, Any]:
+    """``options`` of ``method`` by name without what ``new`` ones say, be it in another way."""
+    ways = {f"{prefix}{name}" for name in _EITHER.get(method, ())}
+    replaced = ways if ways & {*new} else set()
+    return {name: value for name, value in options.items() if name not in replaced}
 
 
 def _section(table: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -113,9 +120,8 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
         if asked is not None and asked != known.get(name):
             for options in ("options", "view_a", "view_b"):
                 known.pop(options, None)
-    prefix = "method.options."
-    named = [key.removeprefix(prefix) for key in overrides if key.startswith(prefix)]
-    table = _without_other_ways(table, named)
+    named = (key.removeprefix(_OPTIONS) for key in overrides if key.startswith(_OPTIONS))
+    table = _making_way(table, named)
     for key, value in overrides.items():
         _set(table, key, value)
     return config_from_table(table)
@@ -123,12 +129,9 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
 
 def layered(method: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides for ``method``, of which later ones replace earlier ones, however they say it."""
-    ways = [f"method.options.{name}" for name in _EITHER.get(method, ())]
     merged: dict[str, Any] = {}
     for layer in layers:
-        if any(way in layer for way in ways):
-            merged = {key: value for key, value in merged.items() if key not in ways}
-        merged.update(layer)
+        merged = {**_without_other_ways(merged, layer, method, _OPTIONS), **layer}
     return merged
 
 

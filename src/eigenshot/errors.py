@@ -52,6 +52,11 @@ def check_at_least(least: int, **values: int) -> None:
             raise UserError(f"{name} must be at least {least}, found {value}")
 
 
+def reason_of(error: OSError) -> str:
+    """Why the system refused, as the end of a sentence."""
+    return (error.strerror or str(error)).lower()
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """``"; did you mean 'resnet12'?"`` for the nearest of ``choices``, or their list."""
     known = sorted(choices)

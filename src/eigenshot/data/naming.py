@@ -61,6 +61,17 @@ def hub_id(data: Any) -> str | None:
     return data if is_id and not Path(data).exists() and not Path(data).parent.exists() else None
 
 
+def require_place(data: str) -> None:
+    """A UserError where ``data`` is no benchmark and no repository, and nothing here has the name.
+
+    Whether a repository is there, only its hub can tell.
+    """
+    known = is_benchmark(data) or hub_id(data) is not None
+    if not known and not Path(data).expanduser().exists():
+        hint = did_you_mean(data, BENCHMARK_NAMES)
+        raise UserError(f"'{data}' is neither a folder or file nor a benchmark{hint}")
+
+
 def resolve(data: Any, reporter: Reporter | None = None) -> Any:
     """``data`` itself, or the folder of a hub repository, which is fetched when it is new.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.encoder import encoder_from
-from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.errors import CorruptFileError, UserError, reason_of
 from eigenshot.evaluation.assessment import Assessment
 from eigenshot.evaluation.classifier import FewShotClassifier, FewShotLogistic
 from eigenshot.evaluation.rejection import fit_rejection
@@ -54,8 +54,7 @@ def save_classifier(classifier: FewShotClassifier, path: str | Path) -> Path:
     try:
         write_tensors(file, tensors, header, kind=FORMAT)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"cannot write the classifier to '{file}': {reason}") from error
+        raise UserError(f"cannot write the classifier to '{file}': {reason_of(error)}") from error
     return file
 
 

@@ -19,7 +19,7 @@ from eigenshot.data.reading.picture import UnreadableImage, read_image
 from eigenshot.data.source import ArraySource
 from eigenshot.data.tables.layout import look_into
 from eigenshot.encoder import Encoder, Preprocessing, load_encoder
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, reason_of
 from eigenshot.evaluation.classifier import FewShotClassifier
 from eigenshot.evaluation.rejection import check_rate, fit_rejection
 from eigenshot.evaluation.support import support_split
@@ -106,8 +106,7 @@ class Report:
                 # A file name may hold bytes that are no text in any encoding.
                 handle.write(text.getvalue().encode("utf-8", "backslashreplace"))
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(f"cannot write predictions to '{path}': {reason}") from error
+            raise UserError(f"cannot write predictions to '{path}': {reason_of(error)}") from error
 
     def summary(self) -> str:
         """A few lines for a person."""

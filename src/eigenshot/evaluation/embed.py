@@ -17,7 +17,7 @@ from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.naming import choose_split, folder_of
 from eigenshot.data.views.crops import Crops
 from eigenshot.encoder import load_encoder
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, reason_of
 from eigenshot.evaluation.bench import open_for
 from eigenshot.evaluation.features import encoder_digest, extract_features
 from eigenshot.files import atomic_write
@@ -90,8 +90,7 @@ def embed(
         with atomic_write(target) as handle:
             (_write_npz if target.suffix.lower() == ".npz" else _write_parquet)(handle, table)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"cannot write features to '{target}': {reason}") from error
+        raise UserError(f"cannot write features to '{target}': {reason_of(error)}") from error
     reporter.note(f"{count_images(len(features))}, {features.shape[1]:,} features each")
     return target
 

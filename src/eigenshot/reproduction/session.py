@@ -7,13 +7,12 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from eigenshot.data.benchmarks.access import BENCHMARKS, locate, open_benchmark
-from eigenshot.data.naming import BENCHMARK_NAMES, hub_id, is_benchmark
-from eigenshot.errors import Busy, TrainingDiverged, UserError, did_you_mean
+from eigenshot.data.naming import require_place
+from eigenshot.errors import Busy, TrainingDiverged, UserError
 from eigenshot.reporter import Reporter, duration
 from eigenshot.reproduction.estimate import Estimator
 from eigenshot.reproduction.execute import Places, execute
@@ -53,12 +52,9 @@ def _fault(run: PlannedRun, places: Places) -> str | None:
         return f"'{file}' holds no result that can be read; remove it to run this again"
     for data in _data(run):
         try:
-            lost = not is_benchmark(data) and hub_id(data) is None
-        except UserError as error:  # a hub's name that is none
+            require_place(data)
+        except UserError as error:
             return str(error)
-        if lost and not Path(data).expanduser().exists():
-            hint = did_you_mean(data, BENCHMARK_NAMES)
-            return f"'{data}' is neither a folder or file nor a benchmark{hint}"
     return None
 
 

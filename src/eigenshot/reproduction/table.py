@@ -190,14 +190,13 @@ def _with_recipes_in(folder: Path | None, table: Table) -> Table:
 def _table(name: str, content: Mapping[str, Any]) -> Table:
     given = dict(content)
     parts = [_part(entry, number) for number, entry in enumerate(_entries(given, "part"), 1)]
-    kept: list[tuple[Any, ...]] = []
-    for number, part in enumerate(parts, 1):
-        if (place := (part.benchmark, part.recipe, part.settings)) in kept:
+    kept = [(part.benchmark, part.recipe, part.settings) for part in parts]
+    for number, place in enumerate(kept):
+        if place in kept[:number]:
             raise UserError(
-                f"part {number} would keep its results with another's, as '{part.benchmark}'; give "
+                f"part {number + 1} would keep its results with another's, as '{place[0]}'; give "
                 "it a 'benchmark' of its own"
             )
-        kept.append(place)
     columns = sum(len(part.shots) or 1 for part in parts)
     rows = [_row(entry, columns) for entry in _entries(given, "row")]
     names = [row.name for row in rows]

@@ -20,7 +20,7 @@ from eigenshot.data.benchmarks.hub_load import HubProblem, load_splits
 from eigenshot.data.reading.locks import locked
 from eigenshot.data.tables.shard_names import split_called
 from eigenshot.data.tables.shards import find_shards
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, reason_of
 from eigenshot.reporter import Reporter
 
 _SHARD_BYTES = 256 << 20
@@ -224,7 +224,7 @@ def _runs(process: int) -> bool:
 
 
 def _disk_reason(error: OSError, folder: Path) -> str:
-    return f"cannot write to {folder.parent}: {(error.strerror or str(error)).lower()}"
+    return f"cannot write to {folder.parent}: {reason_of(error)}"
 
 
 def _advice(repository: str, folder: Path, splits: Sequence[str], reason: str) -> str:
