@@ -61,7 +61,7 @@ def _points(library: Library, result: Result) -> Sequence[tuple[float, float]]:
 
 
 def _label(row: Row, result: Result) -> str:
-    return f"{row.label} ({result.epochs} epochs)"
+    return f"{row.label} ({result.epochs} epoch{'' if result.epochs == 1 else 's'})"
 
 
 def _measure(probe: dict[str, Any]) -> str:
