@@ -179,7 +179,7 @@ class TestMethod:
         terms = method(view_a, view_b)
         torch.testing.assert_close(terms["attraction"], attraction_loss(z_a, z_b))
         torch.testing.assert_close(terms["repulsion"], repulsion_loss(z_a, z_b))
-        torch.testing.assert_close(terms["loss"], terms["attraction"] + terms["repulsion"])
+        torch.testing.assert_close(terms["loss"], (terms["attraction"] + terms["repulsion"]) / mu)
 
     @pytest.mark.parametrize("layer", range(5))
     def test_the_second_view_alone_is_mixed_in_the_network(self, layer: int) -> None:

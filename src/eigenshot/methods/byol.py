@@ -55,7 +55,7 @@ class Byol(MomentumMethod):
         backbone: Backbone,
         projector: nn.Module,
         *,
-        momentum: float = 0.996,
+        momentum: float = 0.99,
         schedule: Literal["constant", "cosine"] = "cosine",
         predictor_width: int = 4096,
         **mixing: Unpack[MixingOptions],

@@ -103,7 +103,8 @@ class SpectralContrastive(PairMethod):
     Parameters
     ----------
     backbone, projector : as in `Method`.
-    mu : embeddings longer than √μ are scaled back to that length.
+    mu : embeddings longer than √μ are scaled back to that length, and the loss is divided by μ, so
+        that a learning rate suits every μ.
     mixing : options of `MixingMethod`.
     """
 
@@ -129,4 +130,5 @@ class SpectralContrastive(PairMethod):
         z_a, z_b = within_ball(z_a, self.mu), within_ball(z_b, self.mu)
         attraction = attraction_loss(z_a, z_b, mix)
         repulsion = repulsion_loss(z_a, z_b, mix)
-        return {"loss": attraction + repulsion, "attraction": attraction, "repulsion": repulsion}
+        loss = (attraction + repulsion) / self.mu
+        return {"loss": loss, "attraction": attraction, "repulsion": repulsion}
