@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, and the reasons for skipping."""
+"""What all tests share: one thread, a cache of their own, and the reasons for skipping."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
+# Tensors here are too small to be worth a second thread, and beside other work on the machine
+# threads that wait for one another at every operation make a test ten times as long.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,6 @@ def on_two_ranks(function: Callable[..., Results], folder: Path, *arguments: Any
 def _on_rank(
     number: int, function: Callable[..., Results], folder: Path, arguments: tuple[Any, ...]
 ) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=(folder / "meeting").as_uri(),

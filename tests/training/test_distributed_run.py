@@ -50,8 +50,6 @@ def start(*command: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # One thread: with more, busy neighbours slow tiny steps down many times over.
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
