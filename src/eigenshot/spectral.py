@@ -14,7 +14,6 @@ import scipy.linalg
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.csgraph import connected_components
-from sklearn.neighbors import kneighbors_graph
 
 from eigenshot.eigensolver import NotConvergedError, positive_eigenpairs
 from eigenshot.errors import UserError
@@ -156,6 +155,9 @@ def neighbour_graph(
     if bandwidth is not None and not bandwidth > 0:
         raise UserError(f"expected a positive bandwidth, found {bandwidth}")
     mode = "connectivity" if weights == "binary" else "distance"
+    # Here, for it takes longer to load than all the rest, and few who train need it.
+    from sklearn.neighbors import kneighbors_graph
+
     near = sp.csr_array(kneighbors_graph(X, n_neighbours, mode=mode))
     if weights == "heat":
         width = bandwidth or float(np.median(near.data)) or 1.0

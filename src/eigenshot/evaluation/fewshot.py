@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 from eigenshot.errors import UserError, check_strength
@@ -211,7 +211,7 @@ def half_width(values: np.ndarray, interval: Interval = "normal") -> float:
     """Half the width of the 95 % interval of the mean of ``(n,)`` values."""
     if interval not in ("normal", "student"):
         raise UserError(f"unknown interval '{interval}'; known: normal, student")
-    factor = 1.96 if interval == "normal" else float(stats.t.ppf(0.975, len(values) - 1))
+    factor = 1.96 if interval == "normal" else float(stdtrit(len(values) - 1, 0.975))
     return float(factor * values.std(ddof=1) / np.sqrt(len(values)))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from eigenshot.errors import UserError
 from eigenshot.evaluation.tables import unit_length
@@ -153,7 +153,7 @@ def _threshold(known: np.ndarray, rate: float) -> float:
         # probability k / (n + 1): Weibull's plotting position.
         return float(np.quantile(known, rate, method="weibull"))
     spread = known.std(ddof=1) * np.sqrt(1 + 1 / count)
-    return float(known.mean() + stats.t.ppf(rate, count - 1) * spread)
+    return float(known.mean() + stdtrit(count - 1, rate) * spread)
 
 
 def _unit(features: np.ndarray) -> np.ndarray:
