@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     | CONFIG
     | {"data", "networks", "methods", "encoder", "evaluation", "spectral"},
     "reports": LEAVES | {"data", "encoder", "evaluation"},
-    "reproduction": LEAVES | CONFIG | {"data", "evaluation", "training", "reports"},
+    "reproduction": LEAVES | CONFIG | {"data", "methods", "evaluation", "training", "reports"},
 }
 
 

@@ -133,7 +133,7 @@ def test_pretrain_and_evaluate_a_folder(shell: Shell, photos: Path, tmp_path: Pa
     code, out, err = shell(*arguments, "--queries", 6)
     assert code == 0, err
     assert "2-way 1-shot" in out
-    assert "class 'cat' has 12 images, but 1 shots + 15 queries need 16" in shell.refused(
+    assert "class 'cat' has 12 images, but 5 shots + 15 queries need 20" in shell.refused(
         *arguments
     )
 

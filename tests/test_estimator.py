@@ -20,6 +20,9 @@ from eigenshot.errors import UserError
 DOCS = Path(__file__).parent.parent / "docs"
 
 
+SMALL = {"backbone": "conv4", "batch_size": 16, "device": "cpu"}
+
+
 def pictures(count: int = 32) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 20, 20, 3), dtype=np.uint8)
 
@@ -51,6 +54,24 @@ class TestEstimator:
         assert provenance["config"]["method"]["options"]["alpha"] == 0.3
         assert provenance["config"]["training"]["seed"] == 5
         assert model.encoder_.preprocessing.image_size == 16
+
+    def test_numbers_of_a_search_are_numbers(self) -> None:
+        settings = {"optimizer.lr": np.logspace(-2, -1, 2)[0]}
+        model = DeepLaplacianEigenmaps(epochs=np.arange(1, 2)[0], settings=settings, **SMALL)
+        model.fit(pictures())
+        assert model.summary_["epochs"] == 1
+
+    def test_a_method_with_labels_takes_those_of_fit(self) -> None:
+        labels = ["a", "b"] * 16
+        model = DeepLaplacianEigenmaps(epochs=1, settings={"method.name": "baseline"}, **SMALL)
+        assert model.fit(pictures(), labels).transform(pictures()).shape == (
+            32,
+            model.n_features_out_,
+        )
+        with pytest.raises(UserError, match="labels beside an array"):
+            model.fit(pictures())
+        with pytest.raises(UserError, match="labels"):
+            model.fit(pictures(), labels[:5])
 
     def test_bad_settings(self) -> None:
         with pytest.raises(UserError, match=r"did you mean 'projector\.width'"):

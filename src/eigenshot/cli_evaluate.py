@@ -134,12 +134,14 @@ def fewshot(
     }
     differences: dict[int, tuple[float, float]] = {}
     with together(device) as speaks:
-        bench = _bench(run, device, precision, backbone, normalise, crops, speaks)
+        runs = [run] if against is None else [run, against]
+        bench, *others = [
+            _bench(path, device, precision, backbone, normalise, crops, speaks) for path in runs
+        ]
         results = fewshot_of_run(bench, data, **settings)
-        if against is not None:
-            other_bench = _bench(against, device, precision, backbone, normalise, crops, speaks)
-            others = fewshot_of_run(other_bench, data, **settings)
-            for (result, _), (other, _) in zip(results, others, strict=True):
+        for other_bench in others:
+            compared = fewshot_of_run(other_bench, data, **settings)
+            for (result, _), (other, _) in zip(results, compared, strict=True):
                 differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]
     if not speaks:
         return

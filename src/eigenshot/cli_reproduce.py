@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -82,7 +83,7 @@ def reproduce(
     choices = Choices(
         epochs,
         _numbers(seeds) or (0,),
-        tuple(_separated(rows)),
+        tuple(_separated("--rows", rows)),
         dict(parse_override(text) for text in settings or []),
     )
     plan = make_plan(chosen, choices, given=table)
@@ -114,14 +115,16 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _separated(texts: list[str] | None) -> list[str]:
-    """``["a,b", "c"]`` as a, b and c, each once."""
+def _separated(option: str, texts: list[str] | None) -> list[str]:
+    """``["a,b", "c"]`` as a, b and c, each once; nothing where ``option`` was not given."""
     words = [word for text in texts or [] for word in re.split(r"[,\s]+", text) if word]
+    if texts and not words:  # as of a variable that is not set
+        raise UserError(f"{option} is empty; leave it out for the default")
     return list(dict.fromkeys(words))
 
 
 def _numbers(texts: list[str] | None) -> tuple[int, ...]:
-    words = _separated(texts)
+    words = _separated("--seeds", texts)
     wrong = [word for word in words if not (word.isascii() and word.isdigit())]
     if wrong:
         raise UserError(f"--seeds takes whole numbers from 0 on, as 0,1,2; found '{wrong[0]}'")
@@ -136,6 +139,8 @@ def _make_folder(folder: Path) -> None:
         raise UserError(
             f"--results '{folder}' cannot be a folder: {error.strerror}; choose another"
         ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"--results '{folder}' cannot be written to; choose another folder")
 
 
 def _write(file: Path, text: str) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 from rich.console import Console
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
+from torch import Tensor, nn
 
 from eigenshot.configfile import load_config
 from eigenshot.hardware import choose_device
+from eigenshot.methods import learns_from_labels
 from eigenshot.reporter import ConsoleReporter, Reporter
 from eigenshot.training.choices import recipe_for
 from eigenshot.training.pretrain import pretrain
@@ -25,8 +26,8 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
 
     Parameters
     ----------
-    recipe : name or TOML file of the settings to start from; by default ``"glyphs"`` for glyphs
-        and ``"folder"`` for everything else.
+    recipe : name or TOML file of the settings to start from; by default the benchmark's own, and
+        ``"folder"`` for other images.
     backbone : name of a registered backbone, ``"package.module:Factory"``, or a module.
     epochs, batch_size, image_size : override the recipe; None leaves them to it.
     settings : further overrides, e.g. ``{"optimizer.lr": 0.1, "method.options.alpha": 0.2}``.
@@ -84,7 +85,8 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> DeepLaplacianEigenmaps:
         """Learn from a source of images: ``"glyphs"``, a folder, an npz file, an array.
 
-        An array is ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)``; ``y`` is ignored.
+        An array is ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)``. ``y``, ``(N,)``, are labels
+        of an array's images for a method that learns from labels; all others ignore them.
         """
         own = self.backbone if isinstance(self.backbone, nn.Module) else None
         overrides: dict[str, Any] = {"training.seed": self.seed}
@@ -98,6 +100,9 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
                 overrides[key] = value
         recipe = self.recipe or recipe_for(X)
         config = load_config(recipe, {**overrides, **(self.settings or {})})
+        labelled = y is not None and learns_from_labels(config.method.name)
+        if labelled and isinstance(X, np.ndarray | Tensor):
+            X = (X, y)
         reporter: Reporter = Reporter()
         if self.verbose:
             reporter = ConsoleReporter(Console(stderr=True), epochs=config.training.epochs)

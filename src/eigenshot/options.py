@@ -133,6 +133,9 @@ def coerce(value: Any, wanted: Any, name: str) -> Any:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
+    # A number of NumPy's, as a search over settings has them; NumPy itself may not be loaded yet.
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
         return _convert_to_any_of(value, arguments)

@@ -186,6 +186,30 @@ def test_a_setting_that_no_row_can_have_is_refused(tmp_path: Path) -> None:
             make_plan(table, Choices(settings=settings))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("evaluation.classifier", "foo", "unknown classifier 'foo'"),
+        ("evaluation.transform", "foo", "evaluation.transform: expected"),
+        ("method.options.mixup", "foo", "option 'mixup' of method 'dle': expected"),
+    ],
+)
+@pytest.mark.parametrize("backbone", ["conv4", "auto"])
+def test_values_are_checked_when_it_is_planned(
+    tmp_path: Path, setting: str, value: str, message: str, backbone: str
+) -> None:
+    table = miniature(tmp_path)
+    settings = {"backbone.name": backbone, "backbone.options": {}, setting: value}
+    with pytest.raises(UserError, match=message):
+        make_plan(table, Choices(rows=("ours",), settings=settings))
+
+
+def test_an_unknown_method_cannot_be_run_whatever_the_network(tmp_path: Path) -> None:
+    text = table_with('method = "dle"\norder = 1', 'method = "moco"\nrecipe = "folder"\norder = 1')
+    plan = make_plan(read_table(str(write_miniature(tmp_path, text))), Choices())
+    assert "unknown method 'moco'" in plan.impossible["ours", "Shapes, 5-way"]
+
+
 def test_a_setting_that_some_rows_do_not_know_is_a_remark_on_those(tmp_path: Path) -> None:
     table = miniature(tmp_path)
     simclr = replace(table.row("rival"), method="simclr", settings={})

@@ -233,3 +233,21 @@ def test_with_data_the_runs_are_planned(shell: Shell, tmp_path: Path) -> None:
     code, out, _ = shell("reproduce", "ablation", "--dry-run", "--results", tmp_path)
     assert code == 0
     assert "ours, FC100, 5-way, seed 0: runs in runs/reproduce/fc100/dle-fc100-300ep-seed0" in out
+
+
+def test_an_empty_choice_is_no_choice(shell: Shell, table: Path) -> None:
+    for option in ("--rows", "--seeds"):
+        assert f"{option} is empty; leave it out for the default" in shell.refused(
+            "reproduce", table, option, "", "--dry-run"
+        )
+
+
+@pytest.mark.skipif(
+    getattr(os, "geteuid", lambda: 0)() == 0, reason="root writes to read-only folders"
+)
+def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kept").mkdir(mode=0o555)
+    sentence = shell.refused("reproduce", table, "--results", tmp_path / "kept")
+    assert "cannot be written to; choose another folder" in sentence

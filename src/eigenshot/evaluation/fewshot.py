@@ -99,8 +99,7 @@ def evaluate_fewshot(
     """
     table, targets = checked_features(features, labels)
     check_strength(C)
-    if episodes < 2:
-        raise UserError(f"an interval needs at least 2 episodes, found {episodes}")
+    check_interval(interval, episodes)
     chosen, checked = get_classifier(classifier, _with_strength(classifier, C, options))
     tasks = draw_episodes(
         targets,
@@ -207,10 +206,17 @@ def _accuracies(
     return put_together(shares[own], len(tasks), chunk, device=device) if together else shares
 
 
-def half_width(values: np.ndarray, interval: Interval = "normal") -> float:
-    """Half the width of the 95 % interval of the mean of ``(n,)`` values."""
+def check_interval(interval: str, episodes: int) -> None:
+    """Refuse an interval that is not known, or that so few episodes do not have."""
     if interval not in ("normal", "student"):
         raise UserError(f"unknown interval '{interval}'; known: normal, student")
+    if episodes < 2:
+        raise UserError(f"an interval needs at least 2 episodes, found {episodes}")
+
+
+def half_width(values: np.ndarray, interval: Interval = "normal") -> float:
+    """Half the width of the 95 % interval of the mean of ``(n,)`` values."""
+    check_interval(interval, len(values))
     factor = 1.96 if interval == "normal" else float(stdtrit(len(values) - 1, 0.975))
     return float(factor * values.std(ddof=1) / np.sqrt(len(values)))
 

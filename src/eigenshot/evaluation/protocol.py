@@ -16,7 +16,12 @@ from eigenshot.errors import UserError, check_positive, check_strength
 from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.classifiers import get_classifier
 from eigenshot.evaluation.episodes import draw_episodes
-from eigenshot.evaluation.fewshot import FewShotResult, Interval, evaluate_fewshot
+from eigenshot.evaluation.fewshot import (
+    FewShotResult,
+    Interval,
+    check_interval,
+    evaluate_fewshot,
+)
 from eigenshot.evaluation.knn import knn_accuracy
 from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_view
 from eigenshot.evaluation.selection import Selected, select_settings
@@ -57,11 +62,12 @@ def fewshot_of_run(
     get_classifier(classifier, {})
     check_strength(C)
     check_transform(transform)
+    check_interval(interval, episodes)
     if transform == "centre" and base is None:
         raise UserError("the transform 'centre' needs --base, the images of the training")
     split = split or choose_split(data, "test", bench.reporter)
     source, labels = bench.open_labelled(data, split, "test")
-    for count in shots:  # said before the features are computed
+    for count in sorted(shots, reverse=True):  # said before the features are computed
         draw_episodes(
             labels,
             ways=ways,

@@ -12,9 +12,8 @@ from eigenshot.reproduction.episodes import interval_over_tasks, paired
 from eigenshot.reproduction.figures import Figure
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, Plan, epochs_asked, settled, variant_of
-from eigenshot.reproduction.results import Result
+from eigenshot.reproduction.results import Result, differences
 from eigenshot.reproduction.table import Column, Row, Table
-from eigenshot.reproduction.versions import other_settings
 
 _PAIRED = "paired"
 HEADINGS = (
@@ -177,7 +176,7 @@ class _Filler:
             config = settled(self.table, row, column.part, self.choices, result.seed, result.epochs)
         except UserError:  # the row cannot be run now, which is no fault of the result
             return ()
-        return tuple(other_settings(result.config, config))
+        return tuple(differences(result, config, column.part))
 
     def _mark_changes(self, line: _Line) -> list[str]:
         listed = "; ".join(line.changes)

@@ -21,7 +21,9 @@ from eigenshot.reproduction.episodes import EpisodeCounts, counts_of, write_epis
 from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import (
     Result,
+    beside_settings,
     curve_file,
+    differences,
     episodes_file,
     read_result,
     result_file,
@@ -59,11 +61,12 @@ class Places:
         """The variant that a run's result is kept as."""
         plain = result_file(self.results, run.part.benchmark, run.name)
         try:
-            stored = read_result(plain).config if plain.exists() else {}
+            stored = read_result(plain) if plain.exists() else None
         except CorruptFileError:
             return run.variant
-        changed = other_settings(stored, run.config)
-        return version_of(run.variant, run.config) if changed else run.variant
+        if stored is None or not differences(stored, run.config, run.part):
+            return run.variant
+        return version_of(run.variant, run.config, beside=beside_settings(run.part))
 
     def result(self, run: PlannedRun) -> Path:
         """A run's result file."""
@@ -125,6 +128,7 @@ def execute(
         fewshot=measured.fewshot,
         linear=measured.linear,
         selected=measured.selected,
+        images=run.part.images,
     )
     _write(places.results, result, RunFolder(folder).metrics(), measured.counts)
     return result

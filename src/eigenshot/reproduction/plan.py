@@ -11,6 +11,7 @@ from typing import Any
 from eigenshot.config import Config
 from eigenshot.configfile import layered, load_config
 from eigenshot.errors import UserError
+from eigenshot.evaluation.classifiers import get_classifier
 from eigenshot.reproduction.results import result_name
 from eigenshot.reproduction.table import Part, Row, Table, plain_name
 from eigenshot.reproduction.versions import as_texts, lasting, short_digest, shown
@@ -144,8 +145,11 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
 def _checked(table: Table, row: Row, part: Part, choices: Choices) -> list[Config]:
     """The settings of a row's runs, one for each seed; a UserError where they cannot be."""
     configs = [settled(table, row, part, choices, seed) for seed in choices.seeds]
-    if configs[0].backbone.name != "auto":  # which is settled by the device
-        check_parts(configs[0], own_backbone=False)
+    config = configs[0]
+    if config.backbone.name == "auto":  # which the device settles; the head is tried on another
+        config = replace(config, backbone=replace(config.backbone, name="conv4", options={}))
+    check_parts(config, own_backbone=False)
+    get_classifier(config.evaluation.classifier, {})
     return configs
 
 

@@ -6,17 +6,20 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eigenshot.config import Config
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import write_json
 from eigenshot.options import coerce
-from eigenshot.reproduction.table import plain_name
+from eigenshot.reproduction.table import Part, plain_name
+from eigenshot.reproduction.versions import other_settings
 
 _FEWSHOT_KEYS = ("accuracy", "ci95", "episodes")
+_OPTIONAL = ("fewshot", "linear", "selected", "images")
 
 
 def result_name(method: str, variant: str, epochs: int, seed: int) -> str:
@@ -29,7 +32,8 @@ class Result:
     """One run, trained and measured; accuracies are in percent.
 
     ``variant`` is the recipe, with what a row or the command line changed in it; ``row`` is the
-    ``table/row`` it was made for, though any row of equal settings shows it. ``fewshot`` maps the
+    ``table/row`` it was made for, though any row of equal settings shows it. ``images`` has the
+    names of what it learned from and was measured on, as `Part.images`. ``fewshot`` maps the
     number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has ``accuracy`` and
     ``protocol``. A result has one of the two.
     """
@@ -58,11 +62,17 @@ class Result:
     fewshot: dict[str, Any] = field(default_factory=dict)
     linear: dict[str, Any] = field(default_factory=dict)
     selected: dict[str, Any] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The name of its files, without the ending."""
         return result_name(self.method, self.variant, self.epochs, self.seed)
+
+    @property
+    def measure(self) -> str:
+        """How it was measured, as `Part.measure`."""
+        return "linear" if self.linear else "fewshot"
 
     def figure(self, shots: int | None) -> tuple[float, float | None] | None:
         """Accuracy and interval for ``shots``, or of the linear evaluation for None."""
@@ -70,6 +80,31 @@ class Result:
             return (float(self.linear["accuracy"]), None) if self.linear else None
         measured = self.fewshot.get(str(shots))
         return (float(measured["accuracy"]), float(measured["ci95"])) if measured else None
+
+
+def differences(result: Result, config: Config, part: Part) -> list[str]:
+    """How a result was made otherwise than a run on ``part`` with ``config`` would make it now.
+
+    A sentence for each setting, for images of another name, and for what was not measured.
+    """
+    found = other_settings(result.config, config)
+    for key, name in part.images.items():
+        if result.images.get(key, name) != name:
+            found.append(f"{key} was {result.images[key]}, is {name}")
+    if part.measure != result.measure:
+        found.append(f"measure was {result.measure}, is {part.measure}")
+    elif any(str(shots) not in result.fewshot for shots in part.shots):
+        found.append(f"shots were {', '.join(result.fewshot)}, are {_listed(part.shots)}")
+    return found
+
+
+def beside_settings(part: Part) -> dict[str, str]:
+    """What tells results of equal settings apart, as `differences` looks at it."""
+    return {**part.images, "measure": part.measure, "shots": _listed(part.shots)}
+
+
+def _listed(shots: Iterable[int]) -> str:
+    return ", ".join(map(str, shots))
 
 
 def result_file(folder: Path, benchmark: str, name: str) -> Path:
@@ -91,7 +126,7 @@ def write_result(folder: Path, result: Result) -> Path:
     """Write ``<folder>/<benchmark>/<method>-<tag>.json`` atomically."""
     _check(result)
     table = dataclasses.asdict(result)
-    for key in ("fewshot", "linear", "selected"):
+    for key in _OPTIONAL:
         if not table[key]:
             del table[key]
     path = result_file(folder, result.benchmark, result.name)
@@ -125,8 +160,7 @@ def _from_table(table: Any) -> Result:
     if not isinstance(table, Mapping):
         raise UserError("it is no table of names and values")
     hints = typing.get_type_hints(Result)
-    optional = ("fewshot", "linear", "selected")
-    lacking = [key for key in hints if key not in table and key not in optional]
+    lacking = [key for key in hints if key not in table and key not in _OPTIONAL]
     if lacking:
         raise UserError(f"it lacks '{lacking[0]}'")
     known = {key: value for key, value in table.items() if key in hints}

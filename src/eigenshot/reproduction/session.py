@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from eigenshot.reproduction.estimate import Estimator
 from eigenshot.reproduction.execute import Places, execute
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import PlannedRun
-from eigenshot.reproduction.results import Result
-from eigenshot.reproduction.versions import other_settings
+from eigenshot.reproduction.preflight import check_measurable, in_words_of_reproduce
+from eigenshot.reproduction.results import Result, differences
 from eigenshot.training.loop import DeadlineReached, Interrupted
 
 
@@ -42,7 +41,16 @@ class Session:
 
 def obstacle(run: PlannedRun, places: Places) -> str | None:
     """Why a run without a result cannot be begun, or None."""
-    return _fault(run, places) or _missing_benchmarks(run)
+    return _fault(run, places) or _missing_benchmarks(run) or _unmeasurable(run)
+
+
+def _unmeasurable(run: PlannedRun) -> str | None:
+    """Why an encoder of this run could not be measured, or None."""
+    try:
+        check_measurable(run)
+    except UserError as error:
+        return _sentence(error)
+    return None
 
 
 def _fault(run: PlannedRun, places: Places) -> str | None:
@@ -81,7 +89,7 @@ def result_of(run: PlannedRun, library: Library) -> Result | None:
     """The result of this run, made with the settings that it has now; None if there is none."""
     epochs = run.config.training.epochs
     for result in library.find(run.part.benchmark, run.row.method, run.variant, epochs):
-        if result.seed == run.seed and not other_settings(result.config, run.config):
+        if result.seed == run.seed and not differences(result, run.config, run.part):
             return result
     return None
 
@@ -111,8 +119,11 @@ def run_all(
         shown = reporter(run)
         try:
             reason, deadline = _fault(run, places), end
+            missing = None if reason else _missing_benchmarks(run)
+            if reason is None and missing is None:
+                reason = _unmeasurable(run)
             session.failed |= reason is not None
-            reason = reason or _missing_benchmarks(run)
+            reason = reason or missing
             if reason is None and end is not None and estimator is not None:
                 reason, deadline = _fits(run, places, estimator, end, shown)
             if reason is not None:
@@ -153,7 +164,7 @@ def _clear_device() -> None:
 def _sentence(error: Exception) -> str:
     diverged = isinstance(error, TrainingDiverged)
     text = f"training diverged: {error}" if diverged else " ".join(str(error).split())
-    return re.sub(r"(?<!\S)--out\b", "--runs", text)  # under which a table's runs have folders
+    return in_words_of_reproduce(text)
 
 
 def _fits(

@@ -49,6 +49,14 @@ class Part:
     benchmark: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def images(self) -> dict[str, str]:
+        """What a result is of, by the names of the data, wherever they lie."""
+        named = {"data": self.data, "evaluate": self.evaluate}
+        if self.measure == "linear":
+            named["train"] = self.train
+        return {key: short_name(data) for key, data in named.items()}
+
 
 @dataclass(frozen=True)
 class Row:

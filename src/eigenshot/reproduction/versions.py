@@ -42,11 +42,20 @@ def other_settings(
     return found
 
 
-def version_of(variant: str, config: Config, *, evaluation: bool = True) -> str:
-    """The name of a variant with these settings, where others have taken the plain one."""
+def version_of(
+    variant: str,
+    config: Config,
+    *,
+    evaluation: bool = True,
+    beside: Mapping[str, Any] | None = None,
+) -> str:
+    """The name of a variant with these settings, where others have taken the plain one.
+
+    ``beside`` has what else tells it apart.
+    """
     settings = _deciding(_asked(config, evaluation))
     kept = {key: value for key, value in settings.items() if key not in _IN_THE_NAME}
-    return f"{variant}+{short_digest(as_texts(kept))}"
+    return f"{variant}+{short_digest(as_texts({**kept, **(beside or {})}))}"
 
 
 def is_version(name: str, variant: str) -> bool:

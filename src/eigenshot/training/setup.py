@@ -182,7 +182,8 @@ def _known_labels(config: Config, source: Source) -> tuple[torch.Tensor | None, 
     if unlabelled:
         raise UserError(
             f"method '{config.method.name}' learns from labels, and '{source.name}' does not have "
-            "one for every image: use sub-folders as classes, or a method without labels"
+            "one for every image: use sub-folders as classes, labels beside an array, or a method "
+            "without labels"
         )
     names, numbers = np.unique(np.asarray(source.labels), return_inverse=True)
     return torch.from_numpy(numbers), len(names)

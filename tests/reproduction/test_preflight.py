@@ -1,0 +1,90 @@
+"""What cannot be measured is said before it is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eigenshot.errors import UserError
+from eigenshot.reproduction.plan import Choices, make_plan
+from eigenshot.reproduction.preflight import check_measurable, in_words_of_reproduce
+from eigenshot.reproduction.table import read_table
+from tests.reproduction.miniature import table_with, write_miniature
+from tests.test_cli import Shell
+
+EVALUATE = 'evaluate = "{folder}/test.npz"'
+FEWSHOT = 'measure = "fewshot"\nshots = [1, 5]'
+
+
+def check(folder: Path, table: str, row: str = "ours", **settings: object) -> None:
+    chosen = read_table(str(write_miniature(folder, table)))
+    images = np.zeros((8, 28, 28), np.uint8)
+    np.savez(folder / "flat.npz", images=images)
+    (run,) = make_plan(chosen, Choices(rows=(row,), settings=dict(settings))).runs
+    check_measurable(run)
+
+
+def test_what_is_in_order_passes(tmp_path: Path) -> None:
+    check(tmp_path, table_with("", ""))
+    check(tmp_path, table_with("", ""), **{"evaluation.select": True})
+
+
+@pytest.mark.parametrize("picture_folder", [False, True])
+def test_images_without_labels(tmp_path: Path, picture_folder: bool) -> None:
+    name = "flat" if picture_folder else "flat.npz"
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "one.png").write_bytes(b"")
+    with pytest.raises(UserError, match="has no labels; evaluation needs"):
+        check(tmp_path, table_with(EVALUATE, f'evaluate = "{{folder}}/{name}"'))
+
+
+def test_too_few_classes_or_images(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="7-way episodes need 7 classes, found 6"):
+        check(tmp_path, table_with("", ""), **{"evaluation.ways": 7})
+    with pytest.raises(UserError, match="has 20 images, but 5 shots \\+ 16 queries need 21"):
+        check(tmp_path, table_with("", ""), **{"evaluation.queries": 16})
+
+
+def test_one_set_of_images_for_two_purposes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"evaluation\.select and 'evaluate' have the same images"):
+        check(tmp_path, table_with(EVALUATE, ""), **{"evaluation.select": True})
+    linear = table_with(FEWSHOT, 'measure = "linear"').replace(', ""]', "]")
+    linear = linear.replace('"30.0", "40.0"', '"30.0"').replace(', "60.0 ± 0.5"', "")
+    with pytest.raises(UserError, match="'train' and 'evaluate' have the same images"):
+        check(tmp_path, linear)
+    labelled = table_with('method = "dle"\norder = 1', 'method = "baseline"\norder = 1')
+    check(tmp_path, labelled)
+    with pytest.raises(UserError, match="the labels of the very images that it is tested on"):
+        check(tmp_path, labelled.replace(EVALUATE, ""))
+
+
+def test_it_is_the_plan_that_says_so_and_nothing_is_trained(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = write_miniature(tmp_path)
+    wrong = ("reproduce", table, "--rows", "ours", "--set", "evaluation.ways=7", "--device", "cpu")
+    code, out, _ = shell(*wrong, "--dry-run")
+    assert code == 0
+    assert "cannot be run here" in out
+    assert "use --set evaluation.ways=6 or fewer" in out
+    code, _, err = shell(*wrong)
+    assert code == 1
+    assert "use --set evaluation.ways=6 or fewer" in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "here"),
+    [
+        ("use --ways 3 or fewer", "use --set evaluation.ways=3 or fewer"),
+        ("at most 7 queries (--queries)", "at most 7 queries (--set evaluation.queries=…)"),
+        ("use --batch-size 30 or less", "use --set training.batch_size=30 or less"),
+        ("choose another --out", "choose another --runs"),
+        ("a folder/--out", "a folder/--out"),
+    ],
+)
+def test_advice_has_the_options_of_the_command(theirs: str, here: str) -> None:
+    assert in_words_of_reproduce(theirs) == here
