@@ -217,20 +217,25 @@ def parting(fabric: Any, *agreed: type[Exception]) -> Iterator[None]:
     the processes that this one has started are ended. Within the block the processes of a machine
     take shares of its memory and cores.
     """
-    import torch.distributed as dist
-
     started = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
     try:
         with _sharing_the_machine(fabric):
             yield
     except agreed:
-        fabric.barrier()
+        _leave(fabric)
         # Fabric kills the whole run soon after a process of it ends with a code other than 0.
         started.clear()
         raise
     except BaseException:
         _end(started)
         raise
+    _leave(fabric)
+
+
+def _leave(fabric: Any) -> None:
+    """Wait for all processes and part: a group that outlives Python can abort an orderly exit."""
+    import torch.distributed as dist
+
     if fabric.world_size > 1:
         fabric.barrier()
         dist.destroy_process_group()
