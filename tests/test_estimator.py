@@ -56,7 +56,13 @@ class TestEstimator:
         assert model.encoder_.preprocessing.image_size == 16
 
     def test_numbers_of_a_search_are_numbers(self) -> None:
-        settings = {"optimizer.lr": np.logspace(-2, -1, 2)[0]}
+        settings = {
+            "optimizer.lr": np.logspace(-2, -1, 2)[0],
+            "method.options.alpha": np.float32(0.5),
+            "method.options.layers": [np.int64(1)],
+            "data.mean": np.array([0.5, 0.5, 0.5]),
+            "data.std": np.array([0.25, 0.25, 0.25]),
+        }
         model = DeepLaplacianEigenmaps(epochs=np.arange(1, 2)[0], settings=settings, **SMALL)
         model.fit(pictures())
         assert model.summary_["epochs"] == 1
@@ -72,6 +78,8 @@ class TestEstimator:
             model.fit(pictures())
         with pytest.raises(UserError, match="labels"):
             model.fit(pictures(), labels[:5])
+        with pytest.raises(UserError, match="labels are taken beside an array of images"):
+            model.fit("photos/", labels)
 
     def test_bad_settings(self) -> None:
         with pytest.raises(UserError, match=r"did you mean 'projector\.width'"):

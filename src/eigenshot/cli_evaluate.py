@@ -134,12 +134,11 @@ def fewshot(
     }
     differences: dict[int, tuple[float, float]] = {}
     with together(device) as speaks:
-        runs = [run] if against is None else [run, against]
-        bench, *others = [
-            _bench(path, device, precision, backbone, normalise, crops, speaks) for path in runs
-        ]
+        how = (device, precision, backbone, normalise, crops, speaks)
+        bench = _bench(run, *how)
+        other_bench = None if against is None else _bench(against, *how)
         results = fewshot_of_run(bench, data, **settings)
-        for other_bench in others:
+        if other_bench is not None:
             compared = fewshot_of_run(other_bench, data, **settings)
             for (result, _), (other, _) in zip(results, compared, strict=True):
                 differences[result.shots] = paired_difference(result, other, interval)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any
 
 from eigenshot.config import Config, flatten
 from eigenshot.errors import UserError, did_you_mean
-from eigenshot.options import coerce
+from eigenshot.options import coerce, plain
 
 _OPTIONS = "method.options."
 _EITHER = {"dle": ("gamma", "k_gamma")}  # options of a method that say one thing in two ways
@@ -112,6 +112,7 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
     """
     if not isinstance(overrides, Mapping):
         overrides = dict(parse_override(text) for text in overrides)
+    overrides = {key: plain(value) for key, value in overrides.items()}
     table = _with_method(read_recipe(recipe), overrides.get("method.name"))
     for section, name in (("backbone", "name"), ("augment", "kind")):
         # Options belong to what they are options of: another network has other ones.

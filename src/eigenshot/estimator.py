@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from eigenshot.configfile import load_config
+from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device
 from eigenshot.methods import learns_from_labels
 from eigenshot.reporter import ConsoleReporter, Reporter
@@ -100,8 +101,9 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
                 overrides[key] = value
         recipe = self.recipe or recipe_for(X)
         config = load_config(recipe, {**overrides, **(self.settings or {})})
-        labelled = y is not None and learns_from_labels(config.method.name)
-        if labelled and isinstance(X, np.ndarray | Tensor):
+        if y is not None and learns_from_labels(config.method.name):
+            if not isinstance(X, np.ndarray | Tensor):
+                raise UserError("labels are taken beside an array of images; a folder has its own")
             X = (X, y)
         reporter: Reporter = Reporter()
         if self.verbose:

@@ -118,6 +118,15 @@ def _unpacked(parameter: inspect.Parameter) -> dict[str, inspect.Parameter]:
     }
 
 
+def plain(value: Any) -> Any:
+    """``value`` with Python's numbers and lists for NumPy's, as a search over settings has them."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()  # NumPy itself may not be loaded yet
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
 def coerce(value: Any, wanted: Any, name: str) -> Any:
     """``value`` as the annotated type ``wanted``; types that are not simple pass unchecked.
 
@@ -133,9 +142,6 @@ def coerce(value: Any, wanted: Any, name: str) -> Any:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    # A number of NumPy's, as a search over settings has them; NumPy itself may not be loaded yet.
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        value = value.item()
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
         return _convert_to_any_of(value, arguments)

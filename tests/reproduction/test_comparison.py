@@ -91,7 +91,7 @@ def test_a_result_of_another_recipe_is_marked(shell: Shell, table: Path, tmp_pat
     keep(tmp_path / "results", config={"optimizer": {"lr": 0.7}})
     _, out, _ = shell("reproduce", table, "--results-only")
     assert re.search(r"44\.00 ± 0\.50 \[\d\]", out)
-    assert "made with other settings: optimizer.lr was 0.7, is 0.15" in out
+    assert "made otherwise: optimizer.lr was 0.7, is 0.15" in out
     _, out, _ = shell("reproduce", table, "--dry-run", "--device", "cpu")
     assert "ours, Shapes, 5-way, seed 0: runs in" in out
 

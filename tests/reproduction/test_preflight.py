@@ -11,11 +11,17 @@ from eigenshot.errors import UserError
 from eigenshot.reproduction.plan import Choices, make_plan
 from eigenshot.reproduction.preflight import check_measurable, in_words_of_reproduce
 from eigenshot.reproduction.table import read_table
-from tests.reproduction.miniature import table_with, write_miniature
+from tests.data.parquet_files import picture, write_hub
+from tests.reproduction.miniature import TABLE, table_with, write_miniature
 from tests.test_cli import Shell
 
 EVALUATE = 'evaluate = "{folder}/test.npz"'
-FEWSHOT = 'measure = "fewshot"\nshots = [1, 5]'
+LINEAR = (
+    table_with('measure = "fewshot"\nshots = [1, 5]', 'measure = "linear"')
+    .replace(', ""]', "]")
+    .replace(', "40.0"', "")
+    .replace(', "60.0 ± 0.5"', "")
+)
 
 
 def check(folder: Path, table: str, row: str = "ours", **settings: object) -> None:
@@ -27,8 +33,8 @@ def check(folder: Path, table: str, row: str = "ours", **settings: object) -> No
 
 
 def test_what_is_in_order_passes(tmp_path: Path) -> None:
-    check(tmp_path, table_with("", ""))
-    check(tmp_path, table_with("", ""), **{"evaluation.select": True})
+    check(tmp_path, TABLE)
+    check(tmp_path, TABLE, **{"evaluation.select": True})
 
 
 @pytest.mark.parametrize("picture_folder", [False, True])
@@ -42,18 +48,16 @@ def test_images_without_labels(tmp_path: Path, picture_folder: bool) -> None:
 
 def test_too_few_classes_or_images(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="7-way episodes need 7 classes, found 6"):
-        check(tmp_path, table_with("", ""), **{"evaluation.ways": 7})
+        check(tmp_path, TABLE, **{"evaluation.ways": 7})
     with pytest.raises(UserError, match="has 20 images, but 5 shots \\+ 16 queries need 21"):
-        check(tmp_path, table_with("", ""), **{"evaluation.queries": 16})
+        check(tmp_path, TABLE, **{"evaluation.queries": 16})
 
 
 def test_one_set_of_images_for_two_purposes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"evaluation\.select and 'evaluate' have the same images"):
         check(tmp_path, table_with(EVALUATE, ""), **{"evaluation.select": True})
-    linear = table_with(FEWSHOT, 'measure = "linear"').replace(', ""]', "]")
-    linear = linear.replace('"30.0", "40.0"', '"30.0"').replace(', "60.0 ± 0.5"', "")
     with pytest.raises(UserError, match="'train' and 'evaluate' have the same images"):
-        check(tmp_path, linear)
+        check(tmp_path, LINEAR)
     labelled = table_with('method = "dle"\norder = 1', 'method = "baseline"\norder = 1')
     check(tmp_path, labelled)
     with pytest.raises(UserError, match="the labels of the very images that it is tested on"):
@@ -88,3 +92,35 @@ def test_it_is_the_plan_that_says_so_and_nothing_is_trained(
 )
 def test_advice_has_the_options_of_the_command(theirs: str, here: str) -> None:
     assert in_words_of_reproduce(theirs) == here
+
+
+def test_a_single_split_is_one_set_of_images(tmp_path: Path) -> None:
+    contents, labels = [picture(row) for row in range(120)], [row % 6 for row in range(120)]
+    write_hub(tmp_path / "own" / "train-00000-of-00001.parquet", contents, labels, "abcdef")
+    own = TABLE.replace("{folder}/train.npz", "{folder}/own").replace(EVALUATE, "")
+    check(tmp_path, own)
+    labelled = own.replace('method = "dle"\norder = 1', 'method = "baseline"\norder = 1')
+    with pytest.raises(UserError, match="the labels of the very images that it is tested on"):
+        check(tmp_path, labelled)
+    with pytest.raises(UserError, match=r"evaluation\.select and 'evaluate' have the same images"):
+        check(tmp_path, own, **{"evaluation.select": True})
+
+
+def test_a_repository_that_is_not_here_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*arguments: object, **options: object) -> None:
+        raise AssertionError("nothing is to be fetched")
+
+    monkeypatch.setattr("eigenshot.data.naming.fetch", fetch)
+    monkeypatch.setenv("EIGENSHOT_DATA", str(tmp_path / "data"))
+    check(tmp_path, table_with("{folder}/train.npz", "hub:someone/birds"))
+
+
+def test_classes_that_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
+    images, labels = np.zeros((6, 28, 28), np.uint8), np.arange(6)
+    for name, classes in (("known", "abcdef"), ("other", "ghijkl")):
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=labels, class_names=list(classes))
+    evaluate = EVALUATE.replace("test.npz", "other.npz") + '\ntrain = "{folder}/known.npz"'
+    with pytest.raises(UserError, match="test class 'g' is not among the training classes"):
+        check(tmp_path, LINEAR.replace(EVALUATE, evaluate))

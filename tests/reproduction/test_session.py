@@ -245,7 +245,7 @@ def test_a_row_whose_recipe_has_changed_is_run_again_beside_the_old_result(bench
     other, listening = changed(run, "optimizer", lr=0.5), Listening()
     assert result_of(other, Library(bench.places.results)) is None
     assert bench((other,), reporter=lambda run: listening).finished == 1
-    assert f"the result '{run.name}' was made with other settings, and is kept" in listening.notes
+    assert f"the result '{run.name}' was made otherwise, and is kept" in listening.notes
     old, new = sorted(bench.results().values(), key=lambda result: len(result.variant))
     assert bench.places.result(run).read_bytes() == first
     assert (old.config["optimizer"]["lr"], new.config["optimizer"]["lr"]) == (0.15, 0.5)

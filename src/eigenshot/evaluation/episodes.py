@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,30 @@ def draw_episodes(
     begins = np.cumsum(counts) - counts
     picked = members[begins[chosen].reshape(-1, 1) + ranks].reshape(episodes, ways, needed)
     return Episodes(picked[:, :, :shots], picked[:, :, shots:])
+
+
+def check_episodes(
+    labels: np.ndarray,
+    *,
+    ways: int,
+    shots: Iterable[int],
+    queries: int,
+    class_names: tuple[str, ...] = (),
+) -> None:
+    """A UserError where no such tasks can be drawn of ``labels``, ``(N,)``.
+
+    What most shots need comes first, so that who heeds it need not be told twice.
+    """
+    for count in sorted(shots, reverse=True):
+        draw_episodes(
+            labels,
+            ways=ways,
+            shots=count,
+            queries=queries,
+            episodes=1,
+            seed=0,
+            class_names=class_names,
+        )
 
 
 def _way_out(images: int, shots: int) -> str:

@@ -12,10 +12,10 @@ from eigenshot.data.naming import choose_split, pretraining_split
 from eigenshot.data.source import Source
 from eigenshot.data.views.views import View
 from eigenshot.encoder import Encoder
-from eigenshot.errors import UserError, check_positive, check_strength
+from eigenshot.errors import UserError, check_at_least, check_positive, check_strength
 from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.classifiers import get_classifier
-from eigenshot.evaluation.episodes import draw_episodes
+from eigenshot.evaluation.episodes import check_episodes
 from eigenshot.evaluation.fewshot import (
     FewShotResult,
     Interval,
@@ -67,16 +67,9 @@ def fewshot_of_run(
         raise UserError("the transform 'centre' needs --base, the images of the training")
     split = split or choose_split(data, "test", bench.reporter)
     source, labels = bench.open_labelled(data, split, "test")
-    for count in sorted(shots, reverse=True):  # said before the features are computed
-        draw_episodes(
-            labels,
-            ways=ways,
-            shots=count,
-            queries=queries,
-            episodes=1,
-            seed=seed,
-            class_names=source.class_names,
-        )
+    tasks: dict[str, Any] = {"ways": ways, "shots": shots, "queries": queries}
+    check_at_least(0, seed=seed)
+    check_episodes(labels, **tasks, class_names=source.class_names)
     if select_on is not None:
         others, other_labels = bench.open_labelled(select_on, None, "validation")
         if others.fingerprint == source.fingerprint:
@@ -84,6 +77,7 @@ def fewshot_of_run(
                 "--select-on and --data are the same images: settings chosen on what is then "
                 "reported would flatter the result; give validation images of other classes"
             )
+        check_episodes(other_labels, **tasks, class_names=others.class_names)
     features = bench.features(source)
     base_mean = None
     if base is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -125,7 +126,23 @@ def class_positions(
     )
 
 
-def aligned_labels(train: Source, test: Source) -> tuple[np.ndarray, np.ndarray]:
+class Labelled(Protocol):
+    """What has labels, with or without the images."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """int64 (N,), or None."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name a class; empty where they have none."""
+
+
+def aligned_labels(train: Labelled, test: Labelled) -> tuple[np.ndarray, np.ndarray]:
     """Labels of both sources in the numbering of ``train``, ``(N,)`` and ``(M,)``.
 
     Two folders number their classes each for itself, so where both have names, names decide.

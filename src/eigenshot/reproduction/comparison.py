@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eigenshot.errors import UserError
 from eigenshot.reporter import duration
@@ -176,11 +176,12 @@ class _Filler:
             config = settled(self.table, row, column.part, self.choices, result.seed, result.epochs)
         except UserError:  # the row cannot be run now, which is no fault of the result
             return ()
-        return tuple(differences(result, config, column.part))
+        shots = () if column.shots is None else (column.shots,)
+        return tuple(differences(result, config, replace(column.part, shots=shots)))
 
     def _mark_changes(self, line: _Line) -> list[str]:
         listed = "; ".join(line.changes)
-        return [self.notes.mark(f"made with other settings: {listed}")] if listed else []
+        return [self.notes.mark(f"made otherwise: {listed}")] if listed else []
 
     def _interval(
         self, results: Sequence[Result], shots: int | None

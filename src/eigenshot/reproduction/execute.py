@@ -39,7 +39,7 @@ from eigenshot.training.runfolder import RunFolder
 class Places:
     """Where result files and run folders are kept.
 
-    What was made with other settings than a run has now keeps its name; the run takes another.
+    What was made otherwise than a run would be now keeps its name; the run takes another.
     """
 
     results: Path

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from eigenshot.data.glyphs import load_glyphs
 from eigenshot.data.naming import (
     choose_split,
+    folder_of,
+    hub_id,
     is_npz,
     label_advice,
     open_named,
-    splits_of,
+    pretraining_split,
 )
-from eigenshot.data.opening import open_source
+from eigenshot.data.npz import load_npz
 from eigenshot.data.source import Source
 from eigenshot.data.tables.encoded import Encoded
 from eigenshot.errors import UserError
-from eigenshot.evaluation.episodes import draw_episodes
+from eigenshot.evaluation.episodes import check_episodes
+from eigenshot.evaluation.tables import aligned_labels
 from eigenshot.methods import learns_from_labels
 from eigenshot.reproduction.plan import PlannedRun
 
@@ -40,55 +47,79 @@ def in_words_of_reproduce(text: str) -> str:
 def check_measurable(run: PlannedRun) -> None:
     """A UserError where the encoder of ``run`` could not be measured as its part asks.
 
-    Labels alone are looked at; no picture is decoded. Data that are not here are no concern of it.
+    Labels alone are looked at; no picture of a folder or shard is decoded, and nothing is fetched:
+    of a repository that is not here yet, nothing is said.
     """
     part, settings = run.part, run.config.evaluation
-    if learns_from_labels(run.row.method) and _same_images(part.evaluate, part.data):
+    if any(_is_elsewhere(data) for data in (part.data, part.evaluate, part.train)):
+        return
+    tested = _labelled(part.evaluate, "test")
+    learned = (part.data, pretraining_split(part.data))
+    if learns_from_labels(run.row.method) and _same(learned, (part.evaluate, tested.split)):
         raise UserError(
             f"'{run.row.name}' would learn the labels of the very images that it is tested on; "
             "give 'evaluate' other classes"
         )
-    tested, names = _labels(run, part.evaluate, "test")
     if part.measure == "linear":
-        _labels(run, part.train, "train")
-        _refuse_same(part.train, part.evaluate, "'train' and 'evaluate'", "images")
+        known = _labelled(part.train, "train")
+        _refuse_same(known, tested, "'train' and 'evaluate'", "images")
+        aligned_labels(known, tested)
         return
-    for shots in part.shots:
-        draw_episodes(
-            tested,
-            ways=settings.ways,
-            shots=shots,
-            queries=settings.queries,
-            episodes=1,
-            seed=settings.seed,
-            class_names=names,
-        )
+    tasks: dict[str, Any] = {
+        "ways": settings.ways,
+        "shots": part.shots,
+        "queries": settings.queries,
+    }
+    check_episodes(tested.labels, **tasks, class_names=tested.class_names)
     if settings.select:
-        _labels(run, part.data, "validation")
-        _refuse_same(part.data, part.evaluate, "evaluation.select and 'evaluate'", "classes")
+        chosen = _labelled(part.data, "validation")
+        _refuse_same(chosen, tested, "evaluation.select and 'evaluate'", "classes")
+        check_episodes(chosen.labels, **tasks, class_names=chosen.class_names)
 
 
-def _same_images(one: str, other: str) -> bool:
-    """Whether two names stand for one set of images, which is not divided."""
-    return one == other and not splits_of(one)
+@dataclass(frozen=True)
+class _Labelled:
+    """The known labels of data: ``labels`` is int64 ``(N,)``."""
+
+    data: str
+    split: str | None
+    name: str
+    labels: np.ndarray
+    class_names: tuple[str, ...]
 
 
-def _refuse_same(one: str, other: str, which: str, what: str) -> None:
-    if _same_images(one, other):
+def _is_elsewhere(data: str) -> bool:
+    """Whether ``data`` is a repository that has not been fetched."""
+    folder = folder_of(data)
+    return hub_id(data) is not None and not (folder is not None and folder.is_dir())
+
+
+def _same(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
+    """Whether two names, each with its split, stand for one set of images."""
+    names = [os.path.normpath(data) for data, _ in (one, other)]
+    return names[0] == names[1] and one[1] == other[1]
+
+
+def _refuse_same(one: _Labelled, other: _Labelled, which: str, what: str) -> None:
+    if _same((one.data, one.split), (other.data, other.split)):
         raise UserError(
-            f"{which} have the same images, '{one}', which would flatter the result; "
+            f"{which} have the same images, '{one.data}', which would flatter the result; "
             f"give 'evaluate' other {what}"
         )
 
 
-def _labels(run: PlannedRun, data: str, default: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The known labels of ``data``, ``(N,)``, and the names of the classes."""
+def _labelled(data: str, default: str) -> _Labelled:
     split = choose_split(data, default)
     table: Source | Encoded
-    if data == "glyphs" or is_npz(data):
-        table = open_source(data, image_size=None, channels=run.config.data.channels, split=split)
+    if data == "glyphs":
+        table = load_glyphs(split or default)
+    elif is_npz(data):
+        table = load_npz(data)
     else:
         table = open_named(data, split)
     if table.labels is None:
         raise UserError(f"'{table.name}' has no labels; evaluation needs {label_advice(data)}")
-    return table.labels[table.labels >= 0], table.class_names
+    known = table.labels[table.labels >= 0]
+    if not len(known):
+        raise UserError(f"not one image of {table.name} has a known label")
+    return _Labelled(data, split, table.name, known, table.class_names)

@@ -118,12 +118,9 @@ def run_all(
             continue
         shown = reporter(run)
         try:
-            reason, deadline = _fault(run, places), end
-            missing = None if reason else _missing_benchmarks(run)
-            if reason is None and missing is None:
-                reason = _unmeasurable(run)
-            session.failed |= reason is not None
-            reason = reason or missing
+            reason, deadline = obstacle(run, places), end
+            # Data that can be fetched are no failure.
+            session.failed |= reason is not None and reason != _missing_benchmarks(run)
             if reason is None and end is not None and estimator is not None:
                 reason, deadline = _fits(run, places, estimator, end, shown)
             if reason is not None:
@@ -132,7 +129,7 @@ def run_all(
                 continue
             shown.note(f"{run.row.label}, seed {run.seed}: {places.folder(run)}")
             if places.variant(run) != run.variant:
-                shown.note(f"the result '{run.name}' was made with other settings, and is kept")
+                shown.note(f"the result '{run.name}' was made otherwise, and is kept")
             execute(run, places, device=device, reporter=shown, deadline=deadline)
             session.finished += 1
         except DeadlineReached:

@@ -51,11 +51,11 @@ class Part:
 
     @property
     def images(self) -> dict[str, str]:
-        """What a result is of, by the names of the data, wherever they lie."""
+        """What a result is of, by the names of the data, as `place_name` has them."""
         named = {"data": self.data, "evaluate": self.evaluate}
         if self.measure == "linear":
             named["train"] = self.train
-        return {key: short_name(data) for key, data in named.items()}
+        return {key: place_name(data) for key, data in named.items()}
 
 
 @dataclass(frozen=True)
