@@ -30,6 +30,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
 
 
+def count_epochs(count: int) -> str:
+    """``"1 epoch"``, ``"2 epochs"``."""
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
 class Reporter:
     """Says nothing; the base of reporters that do."""
 

@@ -261,6 +261,15 @@ def test_ours_of_every_table_can_be_run(name: str) -> None:
     assert [run.part.title for run in runs] == [part.title for part in table.parts]
 
 
+@pytest.mark.parametrize("name", ["table1-miniimagenet", "table2-cub"])
+def test_rivals_have_what_was_found_for_them_on_fc100(name: str) -> None:
+    tuned = {row.name: row.settings for row in read_table("table1-fc100").rows if row.order >= 10}
+    rivals = [row for row in read_table(name).rows if row.method and row.order >= 10]
+    assert len(rivals) >= 5
+    for row in rivals:
+        assert row.settings == tuned[row.name], row.name
+
+
 def test_the_ablation_changes_what_it_says() -> None:
     table = read_table("ablation")
     ours, *others = (

@@ -10,9 +10,17 @@ import torch
 
 from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.source import Indices, Source, to_indices
-from eigenshot.data.tables.encoded import digest_of
+from eigenshot.data.tables.encoded import Labelled, digest_of
 from eigenshot.errors import UserError
 from eigenshot.reporter import Reporter
+
+
+def known_rows(table: Labelled, labels: np.ndarray) -> np.ndarray:
+    """The rows of ``table`` whose label is known, int64 (n,); a UserError where there is none."""
+    rows = np.flatnonzero(labels >= 0)
+    if len(rows) == 0:
+        raise UserError(f"not one image of {table.name} has a known label")
+    return rows
 
 
 def with_known_labels(source: Source, reporter: Reporter | None = None) -> Source:
@@ -22,9 +30,7 @@ def with_known_labels(source: Source, reporter: Reporter | None = None) -> Sourc
     """
     if source.labels is None or (source.labels >= 0).all():
         return source
-    rows = np.flatnonzero(source.labels >= 0)
-    if len(rows) == 0:
-        raise UserError(f"not one image of {source.name} has a known label")
+    rows = known_rows(source, source.labels)
     if reporter is not None:
         unknown = count_images(len(source) - len(rows))
         reporter.note(f"{source.name}: left out {unknown} without a known label")

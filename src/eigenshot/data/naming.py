@@ -8,11 +8,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from eigenshot.data import glyphs
-from eigenshot.data.benchmarks.access import BENCHMARKS, data_folder, open_benchmark
+from eigenshot.data.benchmarks.access import BENCHMARKS, data_folder, locate, open_benchmark
 from eigenshot.data.benchmarks.hub import fetch, hub_folder
 from eigenshot.data.tables.columns import USUAL_LABELS
-from eigenshot.data.tables.encoded import Encoded
+from eigenshot.data.tables.encoded import Encoded, Labelled
 from eigenshot.data.tables.folder_table import FolderTable
 from eigenshot.data.tables.layout import Layout, look_into
 from eigenshot.data.tables.shards import columns_of, open_shards
@@ -83,9 +85,17 @@ def resolve(data: Any, reporter: Reporter | None = None) -> Any:
     if repository is None:
         return data
     folder = hub_folder(repository)
-    if not _layout(folder).shards:
+    if not is_here(data):
         fetch(repository, folder, reporter=reporter or Reporter())
     return folder
+
+
+def is_here(data: str) -> bool:
+    """Whether ``data`` can be opened without being fetched first."""
+    if data in BENCHMARKS:
+        return locate(data) is not None
+    repository = hub_id(data)
+    return repository is None or bool(_layout(hub_folder(repository)).shards)
 
 
 def folder_of(data: Any) -> Path | None:
@@ -172,6 +182,13 @@ def label_advice(data: Any) -> str:
         found = ", ".join(columns_of(files[0]))
         return f"a column '{USUAL_LABELS[0]}' in its shards, found the columns {found}"
     return "a sub-folder a class, shards with a column of labels, or an .npz file with 'labels'"
+
+
+def require_labels(table: Labelled, data: Any) -> np.ndarray:
+    """The labels of ``table``, int64 (N,), which ``data`` names; a UserError if it has none."""
+    if table.labels is None:
+        raise UserError(f"'{table.name}' has no labels; evaluation needs {label_advice(data)}")
+    return table.labels
 
 
 def _layout(data: Any) -> Layout:

@@ -15,6 +15,7 @@ from torch.nn.functional import interpolate
 
 from eigenshot.data.arrays import pixels_from_array
 from eigenshot.data.reading.picture import check_image_size
+from eigenshot.data.tables.encoded import Labelled
 from eigenshot.errors import UserError, did_you_mean
 
 Indices: TypeAlias = Sequence[int] | np.ndarray | torch.Tensor
@@ -29,24 +30,12 @@ _MAX_UNNAMED_CLASSES = 1_000_000
 
 
 @runtime_checkable
-class Source(Protocol):
+class Source(Labelled, Protocol):
     """Everything that yields images."""
-
-    @property
-    def name(self) -> str:
-        """A short description for people."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of one image: (channels, height, width)."""
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """int64 (N,), indices into ``class_names``, -1 where unknown; None when unlabelled."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name a class; empty when unlabelled."""
 
     @property
     def fingerprint(self) -> str:

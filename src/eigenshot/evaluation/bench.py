@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from eigenshot.data.labelled import with_known_labels
-from eigenshot.data.naming import choose_split, label_advice
+from eigenshot.data.naming import choose_split, require_labels
 from eigenshot.data.opening import channel_statistics, open_source, tell_passed_over
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
@@ -78,8 +78,7 @@ class Bench:
         Images whose label is unknown are left out, and how many is said.
         """
         source = self.open(data, split or choose_split(data, default, self.reporter))
-        if source.labels is None:
-            raise UserError(f"'{source.name}' has no labels; evaluation needs {label_advice(data)}")
+        require_labels(source, data)
         known = with_known_labels(source, self.reporter)
         assert known.labels is not None
         return known, known.labels

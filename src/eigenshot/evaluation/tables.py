@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eigenshot.data.source import Source
+from eigenshot.data.tables.encoded import Labelled
 from eigenshot.errors import UserError, did_you_mean
 
 _ROWS = 8192  # of a table that are checked at once
@@ -124,22 +124,6 @@ def class_positions(
         torch.from_numpy(np.searchsorted(known, test_labels).astype(np.int64)),
         tuple(name(int(label)) for label in known),
     )
-
-
-class Labelled(Protocol):
-    """What has labels, with or without the images."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """int64 (N,), or None."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name a class; empty where they have none."""
 
 
 def aligned_labels(train: Labelled, test: Labelled) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eigenshot.errors import CorruptFileError
+from eigenshot.reporter import count_epochs
 from eigenshot.reproduction.curves import read_curve
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, epochs_asked, variant_of
@@ -61,7 +62,7 @@ def _points(library: Library, result: Result) -> Sequence[tuple[float, float]]:
 
 
 def _label(row: Row, result: Result) -> str:
-    return f"{row.label} ({result.epochs} epoch{'' if result.epochs == 1 else 's'})"
+    return f"{row.label} ({count_epochs(result.epochs)})"
 
 
 def _measure(probe: dict[str, Any]) -> str:

@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 
 from eigenshot.data.glyphs import load_glyphs
+from eigenshot.data.labelled import known_rows
 from eigenshot.data.naming import (
     choose_split,
-    folder_of,
-    hub_id,
+    is_here,
     is_npz,
-    label_advice,
     open_named,
     pretraining_split,
+    require_labels,
 )
 from eigenshot.data.npz import load_npz
-from eigenshot.data.source import Source
-from eigenshot.data.tables.encoded import Encoded
+from eigenshot.data.tables.encoded import Labelled
 from eigenshot.errors import UserError
 from eigenshot.evaluation.episodes import check_episodes
 from eigenshot.evaluation.tables import aligned_labels
@@ -48,10 +47,10 @@ def check_measurable(run: PlannedRun) -> None:
     """A UserError where the encoder of ``run`` could not be measured as its part asks.
 
     Labels alone are looked at; no picture of a folder or shard is decoded, and nothing is fetched:
-    of a repository that is not here yet, nothing is said.
+    where data are not here yet, nothing is said.
     """
     part, settings = run.part, run.config.evaluation
-    if any(_is_elsewhere(data) for data in (part.data, part.evaluate, part.train)):
+    if not all(is_here(data) for data in (part.data, part.evaluate, part.train)):
         return
     tested = _labelled(part.evaluate, "test")
     learned = (part.data, pretraining_split(part.data))
@@ -88,12 +87,6 @@ class _Labelled:
     class_names: tuple[str, ...]
 
 
-def _is_elsewhere(data: str) -> bool:
-    """Whether ``data`` is a repository that has not been fetched."""
-    folder = folder_of(data)
-    return hub_id(data) is not None and not (folder is not None and folder.is_dir())
-
-
 def _same(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
     """Whether two names, each with its split, stand for one set of images."""
     names = [os.path.normpath(data) for data, _ in (one, other)]
@@ -110,16 +103,13 @@ def _refuse_same(one: _Labelled, other: _Labelled, which: str, what: str) -> Non
 
 def _labelled(data: str, default: str) -> _Labelled:
     split = choose_split(data, default)
-    table: Source | Encoded
+    table: Labelled
     if data == "glyphs":
         table = load_glyphs(split or default)
     elif is_npz(data):
         table = load_npz(data)
     else:
         table = open_named(data, split)
-    if table.labels is None:
-        raise UserError(f"'{table.name}' has no labels; evaluation needs {label_advice(data)}")
-    known = table.labels[table.labels >= 0]
-    if not len(known):
-        raise UserError(f"not one image of {table.name} has a known label")
+    labels = require_labels(table, data)
+    known = labels[known_rows(table, labels)]
     return _Labelled(data, split, table.name, known, table.class_names)

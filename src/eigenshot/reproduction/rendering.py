@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eigenshot.reporter import count_epochs
 from eigenshot.reproduction.comparison import Comparison, Section
 from eigenshot.reproduction.plan import Choices
 
@@ -46,8 +47,7 @@ def _asked(choices: Choices) -> str:
     """What makes this another table than that of the recipes."""
     parts = []
     if choices.epochs is not None:
-        plural = "" if choices.epochs == 1 else "s"
-        parts.append(f"every run has {choices.epochs} epoch{plural} instead of its recipe's")
+        parts.append(f"every run has {count_epochs(choices.epochs)} instead of its recipe's")
     if choices.changes:
         shown = ", ".join(f"{key}={value}" for key, value in choices.changes.items())
         parts.append(f"every run has {shown}")

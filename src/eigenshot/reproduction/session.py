@@ -41,28 +41,20 @@ class Session:
 
 def obstacle(run: PlannedRun, places: Places) -> str | None:
     """Why a run without a result cannot be begun, or None."""
-    return _fault(run, places) or _missing_benchmarks(run) or _unmeasurable(run)
-
-
-def _unmeasurable(run: PlannedRun) -> str | None:
-    """Why an encoder of this run could not be measured, or None."""
-    try:
-        check_measurable(run)
-    except UserError as error:
-        return _sentence(error)
-    return None
+    return _fault(run, places) or _missing_benchmarks(run)
 
 
 def _fault(run: PlannedRun, places: Places) -> str | None:
-    """A sentence on what has to be mended: a damaged file, or data that are nowhere."""
+    """A sentence on what has to be mended: a damaged file, data that are nowhere or will not do."""
     file = places.result(run)
     if file.exists():
         return f"'{file}' holds no result that can be read; remove it to run this again"
-    for data in _data(run):
-        try:
+    try:
+        for data in _data(run):
             require_place(data)
-        except UserError as error:
-            return str(error)
+        check_measurable(run)
+    except UserError as error:
+        return _sentence(error)
     return None
 
 
@@ -118,9 +110,9 @@ def run_all(
             continue
         shown = reporter(run)
         try:
-            reason, deadline = obstacle(run, places), end
-            # Data that can be fetched are no failure.
-            session.failed |= reason is not None and reason != _missing_benchmarks(run)
+            reason, deadline = _fault(run, places), end
+            session.failed |= reason is not None
+            reason = reason or _missing_benchmarks(run)
             if reason is None and end is not None and estimator is not None:
                 reason, deadline = _fits(run, places, estimator, end, shown)
             if reason is not None:

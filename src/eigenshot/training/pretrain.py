@@ -24,7 +24,7 @@ from eigenshot.encoder import Encoder, encoder_path
 from eigenshot.errors import TrainingDiverged
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
-from eigenshot.reporter import Reporter, duration
+from eigenshot.reporter import Reporter, count_epochs, duration
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.choices import resolve_batch
 from eigenshot.training.engine import seconds_a_step
@@ -260,7 +260,7 @@ def _announce(parts: Parts, reporter: Reporter) -> None:
     reporter.note(
         f"{len(source):,} images of {height}×{width}×{channels} from {source.name}; "
         f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "
-        f"{epochs} epoch{'' if epochs == 1 else 's'} in batches of {batch} on {where}: "
+        f"{count_epochs(epochs)} in batches of {batch} on {where}: "
         f"about {duration(seconds)}"
     )
     if getattr(source, "reader", None) == "streamed":

@@ -37,19 +37,12 @@ class Labelling:
     note: str | None
 
 
-class Encoded(Protocol):
-    """A table of encoded pictures with optional labels.
-
-    Reading is by row, in any order; rows of one group lie together and are cheapest together.
-    """
+class Labelled(Protocol):
+    """What may have labels, whether its pictures are at hand or not."""
 
     @property
     def name(self) -> str:
         """A short description for people."""
-
-    @property
-    def origin(self) -> str:
-        """Name and place: a later state of the same data has the same."""
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -58,6 +51,17 @@ class Encoded(Protocol):
     @property
     def class_names(self) -> tuple[str, ...]:
         """One name a class; empty when unlabelled."""
+
+
+class Encoded(Labelled, Protocol):
+    """A table of encoded pictures with optional labels.
+
+    Reading is by row, in any order; rows of one group lie together and are cheapest together.
+    """
+
+    @property
+    def origin(self) -> str:
+        """Name and place: a later state of the same data has the same."""
 
     @property
     def groups(self) -> np.ndarray:
