@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eigenshot.config import Config, differences
+from eigenshot.config import Config, differences, flatten
 from eigenshot.configfile import (
     config_from_table,
     list_recipes,
@@ -30,6 +30,20 @@ from eigenshot.training.setup import check_parts
 def test_the_promised_recipes_are_there() -> None:
     expected = {"glyphs", "folder", "fc100", "miniimagenet", "miniimagenet-wrn"}
     assert expected | {"cifar10", "cifar100", "stl10"} <= set(list_recipes())
+
+
+def test_what_served_on_cifar10_is_one_set_of_settings() -> None:
+    """CIFAR-100 and STL-10 have what was found on CIFAR-10, over their own recipes."""
+
+    def changes(name: str) -> dict[str, object]:
+        plain, best = (flatten(load_config(n).to_dict()) for n in (name, f"{name}-best"))
+        return {k: v for k, v in best.items() if k != "recipe" and v != plain.get(k)}
+
+    found = changes("cifar10")
+    assert found["optimizer.lr"] != 0.05
+    assert changes("cifar100") == found
+    found.pop("training.resolution", None)  # sizes are for images of 32 pixels
+    assert changes("stl10") == found
 
 
 @pytest.mark.parametrize("name", list_recipes())

@@ -83,7 +83,8 @@ def pretrain(
         typer.Option(
             help="Settings by name or TOML file. By default the benchmark's own (glyphs, fc100, "
             "cifar-fs, miniimagenet, cub, cifar10, cifar100, stl10), else folder; also "
-            "fc100-best, miniimagenet-best, miniimagenet-wrn."
+            "fc100-best, miniimagenet-best, miniimagenet-wrn, cifar10-best, cifar100-best, "
+            "stl10-best."
         ),
     ] = None,
     method: Annotated[

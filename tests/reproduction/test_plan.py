@@ -132,7 +132,7 @@ def test_the_papers_tables_need_no_digest(name: str) -> None:
     table = read_table(name)
     for row in table.rows:
         for part in table.parts:
-            plain = [row.recipe or part.recipe, *([row.name] if row.settings else [])]
+            plain = [table.recipe(row, part), *([row.name] if row.settings else [])]
             assert variant_of(table, row, part, Choices()) == "-".join(plain)
 
 
@@ -221,7 +221,7 @@ def test_a_setting_that_some_rows_do_not_know_is_a_remark_on_those(tmp_path: Pat
 
 def test_a_row_that_is_wrong_itself_is_a_remark_whatever_is_set(tmp_path: Path) -> None:
     table = miniature(tmp_path)
-    wrong = [replace(row, recipe="fc10") if row.method else row for row in table.rows]
+    wrong = [replace(row, recipe=("fc10",)) if row.method else row for row in table.rows]
     for settings in ({}, {"optimizer.lr": 0.1}):
         plan = make_plan(replace(table, rows=tuple(wrong)), Choices(settings=settings))
         assert plan.runs == ()

@@ -9,7 +9,7 @@ import pytest
 from eigenshot.errors import UserError
 from eigenshot.reproduction.figures import parse_figure
 from eigenshot.reproduction.table import list_tables, place_name, read_table, short_name
-from tests.reproduction.miniature import miniature, table_with, write_miniature
+from tests.reproduction.miniature import TABLE, miniature, table_with, write_miniature
 
 
 def test_the_papers_tables_are_there_with_all_their_rows() -> None:
@@ -117,6 +117,22 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert table.parts[0].recipe == str(tmp_path / "tiny.toml"), "a recipe lies beside its table"
 
 
+def test_a_row_has_a_recipe_of_its_own_for_all_parts_or_for_each(tmp_path: Path) -> None:
+    second = '\n[[part]]\ntitle = "In crops"\ndata = "fc100"\nrecipe = "fc100"\nmeasure = "linear"'
+    text = TABLE.replace("shots = [1, 5]", "shots = [1, 5]" + second).replace("paper = [", "# [")
+    for recipe, expected in (
+        ('["tiny.toml", "cifar-fs"]', [str(tmp_path / "tiny.toml"), "cifar-fs"]),
+        ('"cifar-fs"', ["cifar-fs", "cifar-fs"]),
+    ):
+        path = write_miniature(tmp_path, text.replace("order = 3", f"recipe = {recipe}"))
+        table = read_table(str(path))
+        assert [table.recipe(table.row("short"), part) for part in table.parts] == expected
+        assert [table.recipe(table.row("ours"), part) for part in table.parts] == [
+            str(tmp_path / "tiny.toml"),
+            "fc100",
+        ]
+
+
 def test_an_unknown_table_offers_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'table1-fc100'"):
         read_table("table1-fc10")
@@ -145,6 +161,12 @@ def test_an_unknown_table_offers_the_nearest() -> None:
         ('data = "{folder}/train.npz"', "", "part 1 lacks 'data'"),
         ('title = "A miniature"', "title = ", "is not valid TOML"),
         ('name = "short"', 'name = "a/b"', "a name is of letters, digits"),
+        (
+            "order = 3",
+            'order = 3\nrecipe = ["a", "b"]',
+            "row 'short' has 2 recipes, expected one, or one",
+        ),
+        ("order = 3", "order = 3\nrecipe = 3", "row 'short': recipe: "),
     ],
 )
 def test_a_slip_in_a_table_is_told(tmp_path: Path, found: str, instead: str, message: str) -> None:

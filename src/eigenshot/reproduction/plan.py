@@ -180,7 +180,7 @@ def settled(
         asked["training.epochs"] = length
     row_settings = {"method.name": row.method, **row.settings}
     overrides = layered(row.method, table.settings, part.settings, row_settings, asked)
-    return load_config(row.recipe or part.recipe, overrides)
+    return load_config(table.recipe(row, part), overrides)
 
 
 def epochs_asked(row: Row, choices: Choices) -> int | None:
@@ -208,8 +208,7 @@ def variant_of(
         kept = lasting(settings).items()
         return {key: value for key, value in kept if not key.startswith("evaluation.")}
 
-    recipe = row.recipe or part.recipe
-    name = plain_name(os.path.basename(recipe).removesuffix(".toml"))
+    name = plain_name(os.path.basename(table.recipe(row, part)).removesuffix(".toml"))
     elsewhere = {*_TAKEN, *row.settings, *choices.settings}
     shared = counted(lasting({**table.settings, **part.settings}))
     reaching = {key: value for key, value in shared.items() if key not in elsewhere}

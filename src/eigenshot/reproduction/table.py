@@ -64,7 +64,8 @@ class Row:
 
     ``paper`` has a figure a column, None where the paper has none; it is empty for a row that the
     paper does not have. A row has a ``method``, or says in ``cannot`` why it is not run here.
-    ``recipe`` and ``settings`` replace and change the part's. A lower ``order`` is run earlier.
+    ``recipe``, one for each part where the row has its own, and ``settings`` replace and change
+    the part's; a single recipe in the file is that of all parts. A lower ``order`` is run earlier.
     ``compare`` is the row that this one is compared with, instead of the table's; its own name says
     that there is none.
     """
@@ -75,7 +76,7 @@ class Row:
     supervised: bool = False
     paper: tuple[Figure | None, ...] = ()
     method: str = ""
-    recipe: str = ""
+    recipe: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     order: int = 100
     cannot: str = ""
@@ -118,6 +119,10 @@ class Table:
         """The name of the row that ``row`` is compared with; empty where there is none."""
         name = row.compare or self.compare
         return "" if name == row.name else name
+
+    def recipe(self, row: Row, part: Part) -> str:
+        """What ``row`` is run by on ``part``: its own recipe, or the part's."""
+        return row.recipe[self.parts.index(part)] if row.recipe else part.recipe
 
     def row(self, name: str) -> Row:
         """The row called ``name``."""
@@ -191,7 +196,7 @@ def _with_recipes_in(folder: Path | None, table: Table) -> Table:
         return str(file) if recipe.endswith(".toml") and file.is_file() else recipe
 
     parts = tuple(dataclasses.replace(p, recipe=beside(p.recipe)) for p in table.parts)
-    rows = tuple(dataclasses.replace(r, recipe=beside(r.recipe)) for r in table.rows)
+    rows = tuple(dataclasses.replace(r, recipe=tuple(map(beside, r.recipe))) for r in table.rows)
     return dataclasses.replace(table, parts=parts, rows=rows)
 
 
@@ -206,7 +211,7 @@ def _table(name: str, content: Mapping[str, Any]) -> Table:
                 "it a 'benchmark' of its own"
             )
     columns = sum(len(part.shots) or 1 for part in parts)
-    rows = [_row(entry, columns) for entry in _entries(given, "row")]
+    rows = [_row(entry, columns, len(parts)) for entry in _entries(given, "row")]
     names = [row.name for row in rows]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -242,7 +247,7 @@ def _part(entry: dict[str, Any], number: int) -> Part:
     )
 
 
-def _row(entry: dict[str, Any], columns: int) -> Row:
+def _row(entry: dict[str, Any], columns: int, parts: int) -> Row:
     where = f"row '{entry.get('name', '?')}'"
     figures = coerce(entry.get("paper", []), tuple[str, ...], f"{where}: paper")
     if len(figures) not in (0, columns):
@@ -250,7 +255,13 @@ def _row(entry: dict[str, Any], columns: int) -> Row:
             f"{where} has {len(figures)} figures of the paper, expected one for each of {columns} "
             "columns; '' stands for one that the paper does not have"
         )
-    row: Row = _build(Row, {**entry, "paper": ()}, where)
+    recipe = entry.get("recipe", [])
+    recipe = [recipe] * parts if isinstance(recipe, str) else recipe
+    row: Row = _build(Row, {**entry, "paper": (), "recipe": recipe}, where)
+    if len(row.recipe) not in (0, parts):
+        raise UserError(
+            f"{where} has {len(row.recipe)} recipes, expected one, or one for each of {parts} parts"
+        )
     if bool(row.method) == bool(row.cannot):
         raise UserError(f"{where} needs either a method or, under 'cannot', why it is not run")
     if not row.name or row.name != plain_name(row.name):
