@@ -178,6 +178,20 @@ class TestResume:
         pretrain("glyphs", tiny(), run, resume=True, device="cpu")
         assert (run / "encoder.safetensors").read_bytes() == content
 
+    def test_a_finished_run_of_a_gpu_is_one_on_a_cpu_too(
+        self, unbroken: Path, tmp_path: Path
+    ) -> None:
+        run = shutil.copytree(unbroken, tmp_path / "run")
+        text = (run / "config.toml").read_text()
+        assert 'precision = "float32"' in text
+        (run / "config.toml").write_text(text.replace('"float32"', '"bf16"'))
+        content = (run / "encoder.safetensors").read_bytes()
+        pretrain("glyphs", tiny(), run, resume=True, device="cpu")
+        assert (run / "encoder.safetensors").read_bytes() == content
+        (run / "encoder.safetensors").unlink()  # then there is work to do, which a CPU cannot
+        with pytest.raises(UserError, match="bf16 needs a GPU"):
+            pretrain("glyphs", tiny(), run, resume=True, device="cpu")
+
     def test_a_fresh_start_leaves_nothing_of_an_older_run(
         self, unbroken: Path, tmp_path: Path
     ) -> None:

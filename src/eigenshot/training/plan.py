@@ -58,11 +58,12 @@ def make_plan(
     """
     folder.check(resume)
     started = resume and folder.started
+    finished = started and folder.finished
     chosen = choose_device(device)
     check_tensorboard(config.logging)
     if started:
         config = adopt_choices(config, folder.read_config())
-    config = resolve_size(config, data, chosen)
+    config = resolve_size(config, data, chosen, finished=finished)
     check_parts(config, own_backbone=backbone is not None)
     check_blocks(config, processes)
     if config.probe.kind != "none" and not config.probe.data and not is_benchmark(data):
@@ -84,7 +85,7 @@ def make_plan(
         chosen,
         started,
         going_on=started and folder.last.exists(),
-        finished=started and folder.finished,
+        finished=finished,
     )
 
 
