@@ -42,7 +42,6 @@ def test_what_served_on_cifar10_is_one_set_of_settings() -> None:
     found = changes("cifar10")
     assert found["optimizer.lr"] != 0.05
     assert changes("cifar100") == found
-    found.pop("training.resolution", None)  # sizes are for images of 32 pixels
     assert changes("stl10") == found
 
 

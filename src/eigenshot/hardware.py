@@ -98,12 +98,14 @@ def environment(device: torch.device) -> dict[str, Any]:
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        "hardware": _hardware(device),
+        "hardware": hardware_name(device),
         "commit": _commit(),
     }
 
 
-def _hardware(device: torch.device) -> str:
+def hardware_name(device: torch.device | str) -> str:
+    """What ``device`` is, as it stands in results."""
+    device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":

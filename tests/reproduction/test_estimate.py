@@ -105,6 +105,17 @@ def test_results_of_other_sizes_tell_nothing(
     assert estimator.known(run, tmp_path / "nothing") == 30.0
 
 
+def test_measuring_takes_what_it_took_on_this_machine(tmp_path: Path, estimator: Estimator) -> None:
+    run, results = run_of(tmp_path), tmp_path / "results"
+    keep(results, variant="elsewhere", hardware="a GPU", evaluation_seconds=1.0)
+    assert estimator.evaluation(run) == 0.0
+    here = {"hardware": "a GPU", "evaluation_hardware": estimator.hardware}
+    keep(results, variant="brought", evaluation_seconds=50.0, **here)
+    assert estimator.evaluation(run) == 50.0
+    keep(results, variant="old", hardware=estimator.hardware, evaluation_seconds=30.0)
+    assert estimator.evaluation(run) == 40.0, "a file without it was measured where it was trained"
+
+
 def test_what_cannot_be_run_here_is_no_error_of_the_estimate(
     tmp_path: Path, estimator: Estimator
 ) -> None:

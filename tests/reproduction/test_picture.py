@@ -12,7 +12,10 @@ from PIL import Image
 from eigenshot.errors import CorruptFileError
 from eigenshot.reports.curves_picture import Curve, draw_curves
 from eigenshot.reproduction.curves import read_curve, write_curve
-from tests.reproduction.miniature import table_with, write_miniature
+from eigenshot.reproduction.library import Library
+from eigenshot.reproduction.picture import shown_run
+from eigenshot.reproduction.plan import Choices, settled
+from tests.reproduction.miniature import keep, miniature, table_with, write_miniature
 from tests.test_cli import Shell
 
 
@@ -23,9 +26,12 @@ def colours(file: Path) -> set[tuple[int, ...]]:
 
 def test_every_curve_is_drawn_in_its_own_colour(tmp_path: Path) -> None:
     file = tmp_path / "curves.png"
-    curves = [Curve("one", [1, 2, 3], [20.0, 30.0, 35.0]), Curve("two", [3], [40.0])]
+    curves = [Curve("one", [1, 2, 3], [20.0, 30.0, 35.0], 0), Curve("two", [3], [40.0], 1)]
     draw_curves(file, curves, title="Two", measure="accuracy, %")
     assert {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} <= colours(file)
+
+    draw_curves(file, curves[1:], title="The second alone", measure="accuracy, %")
+    assert {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} & colours(file) == {(0xC8, 0x10, 0x2E)}
 
 
 def test_a_table_with_probes_has_its_curves_beside_it(
@@ -41,6 +47,16 @@ def test_a_table_with_probes_has_its_curves_beside_it(
     (markdown,) = (tmp_path / "results").glob("*.md")
     assert f"![Learning curves]({picture.name})" in markdown.read_text()
     assert {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} <= colours(picture), "one for each row"
+
+    drawn = picture.read_bytes()
+    (first,) = (tmp_path / "results" / "shapes" / "curves").glob("*rival*.json")
+    kept = first.rename(tmp_path / "kept.json")
+    assert shell(*arguments, "--set", "probe.kind=fewshot", "--results-only")[0] == 0
+    found = {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} & colours(picture)
+    assert found == {(0xC8, 0x10, 0x2E)}, "a row keeps its colour without the others"
+    kept.rename(first)
+    assert shell(*arguments, "--set", "probe.kind=fewshot", "--results-only")[0] == 0
+    assert picture.read_bytes() == drawn
 
     (curve, *_) = sorted((tmp_path / "results" / "shapes" / "curves").glob("*.json"))
     curve.write_text("{")
@@ -70,6 +86,22 @@ def test_rows_of_one_training_share_a_curve(
     probed = (probe, "--set", "probe.kind=fewshot", "--results-only")
     assert shell("reproduce", table, *probed)[0] == 0
     assert {(0x1F, 0x5F, 0xA8), (0xC8, 0x10, 0x2E)} <= colours(picture)
+
+
+def test_a_row_is_drawn_as_it_would_be_run_now(tmp_path: Path) -> None:
+    table = miniature(tmp_path)
+    row, part, choices = table.row("ours"), table.parts[0], Choices()
+    now = settled(table, row, part, choices, 0).to_dict()
+    before = {**now, "optimizer": {**now["optimizer"], "lr": 9.0}}
+    keep(tmp_path, variant="tiny+00000000", config=before)
+    kept = keep(tmp_path, variant="tiny", config=now)
+    keep(tmp_path, variant="tiny+11111111", config=before)
+    for expected in ("tiny", "tiny+00000000"):
+        shown = shown_run(table, row, part, choices, Library(tmp_path))
+        assert shown is not None
+        assert shown.variant == expected
+        kept.unlink(missing_ok=True)
+    assert shown_run(table, table.row("rival"), part, choices, Library(tmp_path)) is None
 
 
 def test_without_probes_there_is_no_picture(

@@ -100,6 +100,26 @@ def test_a_result_that_is_gone_is_measured_again_without_training(bench: Bench) 
     assert encoder.stat().st_mtime_ns == written
 
 
+def test_what_a_gpu_has_finished_is_measured_on_a_cpu(bench: Bench) -> None:
+    (run,) = bench.runs("short")
+    bench((run,))
+    first = bench.results()[run.name]
+    folder = bench.places.folder(run)
+    for name, here, there in (
+        ("config.toml", '"float32"', '"bf16"'),
+        ("summary.json", f'"{first.hardware}"', '"a GPU"'),
+    ):
+        text = (folder / name).read_text()
+        assert here in text
+        (folder / name).write_text(text.replace(here, there))
+    bench.places.result(run).unlink()
+    assert bench((run,)).finished == 1
+    result = bench.results()[run.name]
+    assert result.fewshot == first.fewshot
+    assert result.config["engine"]["precision"] == "bf16"
+    assert (result.hardware, result.evaluation_hardware) == ("a GPU", first.hardware)
+
+
 def test_a_damaged_result_is_not_written_over(bench: Bench) -> None:
     (run,) = bench.runs("short")
     file = bench.places.result(run)

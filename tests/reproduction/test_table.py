@@ -118,11 +118,14 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_row_has_a_recipe_of_its_own_for_all_parts_or_for_each(tmp_path: Path) -> None:
-    second = '\n[[part]]\ntitle = "In crops"\ndata = "fc100"\nrecipe = "fc100"\nmeasure = "linear"'
+    second = '\n[[part]]\ntitle = "By a line"\ndata = "fc100"\nrecipe = "fc100"\nmeasure = "linear"'
     text = TABLE.replace("shots = [1, 5]", "shots = [1, 5]" + second).replace("paper = [", "# [")
     for recipe, expected in (
         ('["tiny.toml", "cifar-fs"]', [str(tmp_path / "tiny.toml"), "cifar-fs"]),
         ('"cifar-fs"', ["cifar-fs", "cifar-fs"]),
+        ('["cifar-fs", ""]', ["cifar-fs", "fc100"]),
+        ('""', [str(tmp_path / "tiny.toml"), "fc100"]),
+        ("[]", [str(tmp_path / "tiny.toml"), "fc100"]),
     ):
         path = write_miniature(tmp_path, text.replace("order = 3", f"recipe = {recipe}"))
         table = read_table(str(path))
@@ -164,9 +167,10 @@ def test_an_unknown_table_offers_the_nearest() -> None:
         (
             "order = 3",
             'order = 3\nrecipe = ["a", "b"]',
-            "row 'short' has 2 recipes, expected one, or one",
+            "row 'short': the list 'recipe' has 2 entries, expected 1, as many as",
         ),
-        ("order = 3", "order = 3\nrecipe = 3", "row 'short': recipe: "),
+        ("order = 3", "order = 3\nrecipe = 3", "row 'short': recipe: expected a text, or"),
+        ("order = 3", "order = 3\nrecipe = [[]]", "row 'short': recipe: expected a list of texts"),
     ],
 )
 def test_a_slip_in_a_table_is_told(tmp_path: Path, found: str, instead: str, message: str) -> None:
@@ -175,3 +179,12 @@ def test_a_slip_in_a_table_is_told(tmp_path: Path, found: str, instead: str, mes
         read_table(str(path))
     assert message in str(told.value)
     assert str(path) in str(told.value)
+
+
+@pytest.mark.parametrize("key", ["part", "row"])
+def test_parts_and_rows_are_sections(tmp_path: Path, key: str) -> None:
+    part = TABLE[TABLE.index("[[part]]") : TABLE.index("[[row]]")]
+    path = tmp_path / "odd.toml"
+    path.write_text(f'title = "Odd"\n{key} = ["a"]\n{part if key == "row" else ""}')
+    with pytest.raises(UserError, match=rf"\[\[{key}\]\] is a section, found 'a'"):
+        read_table(str(path))

@@ -19,11 +19,15 @@ _STYLES = ("-", "--", ":")
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's name and its points: epochs and accuracies in percent, of one length."""
+    """A run's name and its points: epochs and accuracies in percent, of one length.
+
+    ``place`` decides the colour, so that a run has the same one in several pictures.
+    """
 
     label: str
     epochs: Sequence[float]
     accuracies: Sequence[float]
+    place: int
 
 
 def draw_curves(path: str | Path, curves: Sequence[Curve], *, title: str, measure: str) -> None:
@@ -34,12 +38,12 @@ def draw_curves(path: str | Path, curves: Sequence[Curve], *, title: str, measur
     figure = Figure(figsize=(9, 5), facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for number, curve in enumerate(curves):
+    for curve in curves:
         axes.plot(
             curve.epochs,
             curve.accuracies,
-            color=_COLOURS[number % len(_COLOURS)],
-            linestyle=_STYLES[number // len(_COLOURS) % len(_STYLES)],
+            color=_COLOURS[curve.place % len(_COLOURS)],
+            linestyle=_STYLES[curve.place // len(_COLOURS) % len(_STYLES)],
             linewidth=1.8,
             marker="o" if len(curve.epochs) == 1 else None,
             label=f"{curve.label}, {curve.accuracies[-1]:.1f}",

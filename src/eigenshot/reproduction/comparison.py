@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from eigenshot.errors import UserError
 from eigenshot.reporter import duration
 from eigenshot.reproduction.episodes import interval_over_tasks, paired
 from eigenshot.reproduction.figures import Figure
 from eigenshot.reproduction.library import Library
-from eigenshot.reproduction.plan import Choices, Plan, epochs_asked, settled, variant_of
-from eigenshot.reproduction.results import Result, differences
+from eigenshot.reproduction.plan import Choices, Plan, epochs_asked, made_otherwise, variant_of
+from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.table import Column, Row, Table
 
 _PAIRED = "paired"
@@ -171,13 +170,8 @@ class _Filler:
         return cells + (NOTHING,) * (len(HEADINGS) - len(cells))
 
     def _changes(self, row: Row, column: Column, result: Result) -> tuple[str, ...]:
-        """What was set otherwise than the row has it now."""
-        try:
-            config = settled(self.table, row, column.part, self.choices, result.seed, result.epochs)
-        except UserError:  # the row cannot be run now, which is no fault of the result
-            return ()
         shots = () if column.shots is None else (column.shots,)
-        return tuple(differences(result, config, replace(column.part, shots=shots)))
+        return made_otherwise(self.table, row, column.part, self.choices, result, shots)
 
     def _mark_changes(self, line: _Line) -> list[str]:
         listed = "; ".join(line.changes)

@@ -13,7 +13,7 @@ import torch
 
 from eigenshot.config import TrainingConfig, flatten
 from eigenshot.errors import UserError
-from eigenshot.hardware import choose_device, environment
+from eigenshot.hardware import choose_device, hardware_name
 from eigenshot.reporter import Reporter
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import PlannedRun
@@ -45,7 +45,7 @@ class Estimator:
     def __init__(self, results: Path, device: str) -> None:
         self.results = results
         self.device = choose_device(device)
-        self.hardware: str = environment(torch.device(self.device))["hardware"]
+        self.hardware = hardware_name(self.device)
         self._an_epoch: dict[tuple[Any, ...], float] = {}  # seconds, once they are measured
 
     def known(self, run: PlannedRun, folder: Path) -> float | None:
@@ -63,7 +63,11 @@ class Estimator:
 
     def evaluation(self, run: PlannedRun) -> float:
         """Seconds that the measurement takes as far as earlier results tell; else none."""
-        known = [r.evaluation_seconds for r in self._here(run.part.benchmark)]
+        known = [
+            result.evaluation_seconds
+            for result in Library(self.results).of(run.part.benchmark)
+            if (result.evaluation_hardware or result.hardware) == self.hardware
+        ]
         return statistics.median(known) if known else 0.0
 
     def measured(self, run: PlannedRun, folder: Path, reporter: Reporter) -> float:

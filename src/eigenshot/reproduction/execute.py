@@ -14,6 +14,7 @@ from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.fewshot import FewShotResult
 from eigenshot.evaluation.protocol import fewshot_of_run, linear_of_run
+from eigenshot.hardware import choose_device, hardware_name
 from eigenshot.reporter import Reporter
 from eigenshot.reproduction.collapse import collapse
 from eigenshot.reproduction.curves import write_curve
@@ -129,6 +130,7 @@ def execute(
         linear=measured.linear,
         selected=measured.selected,
         images=run.part.images,
+        evaluation_hardware=hardware_name(choose_device(device)),
     )
     _write(places.results, result, RunFolder(folder).metrics(), measured.counts)
     return result

@@ -10,7 +10,7 @@ from eigenshot.errors import CorruptFileError
 from eigenshot.reporter import count_epochs
 from eigenshot.reproduction.curves import read_curve
 from eigenshot.reproduction.library import Library
-from eigenshot.reproduction.plan import Choices, epochs_asked, variant_of
+from eigenshot.reproduction.plan import Choices, epochs_asked, made_otherwise, variant_of
 from eigenshot.reproduction.results import Result, curve_file
 from eigenshot.reproduction.table import Part, Row, Table
 
@@ -18,35 +18,41 @@ from eigenshot.reproduction.table import Part, Row, Table
 def draw_table_curves(folder: Path, table: Table, choices: Choices, library: Library) -> list[Path]:
     """Write a picture for each part of the table that has curves; return the files.
 
-    A row is shown by its longest run, the first seed of those. A run without a probe has no curve.
-    Rows that share a training share a curve, under the name of the first.
+    A row is shown by its longest run, one of the settings of now before others, of the first seed.
+    A run without a probe has no curve. Rows that share a training share a curve, under the name of
+    the first. A row has its colour whether or not the others are there.
     """
     from eigenshot.reports.curves_picture import Curve, draw_curves  # matplotlib takes a second
 
     drawn = []
     for part in table.parts:
         curves, measures, trainings = [], [], set()
-        for row in table.rows:
-            if not row.method:
-                continue
-            found = library.find(
-                part.benchmark,
-                row.method,
-                variant_of(table, row, part, choices),
-                epochs_asked(row, choices),
-            )
-            points = tuple(_points(library, found[0])) if found else ()
-            if points and points not in trainings:
+        for place, row in enumerate(row for row in table.rows if row.method):
+            result = shown_run(table, row, part, choices, library)
+            points = tuple(_points(library, result)) if result else ()
+            if result and points and points not in trainings:
                 trainings.add(points)
                 epochs, accuracies = zip(*points, strict=True)
-                curves.append(Curve(_label(row, found[0]), epochs, accuracies))
-                measures.append(_measure(found[0].config.get("probe", {})))
+                curves.append(Curve(_label(row, result), epochs, accuracies, place))
+                measures.append(_measure(result.config.get("probe", {})))
         if curves:
             file = folder / f"{table.name}{choices.suffix}{_part_name(table, part)}.png"
             measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"
             draw_curves(file, curves, title=f"{table.title}: {part.title}", measure=measure)
             drawn.append(file)
     return drawn
+
+
+def shown_run(
+    table: Table, row: Row, part: Part, choices: Choices, library: Library
+) -> Result | None:
+    """The run whose curve a row has; None where it has none."""
+    variant = variant_of(table, row, part, choices)
+    found = library.find(part.benchmark, row.method, variant, epochs_asked(row, choices))
+    longest = [result for result in found if result.epochs == found[0].epochs]
+    # Sorting is stable: the first seed stays the first.
+    longest.sort(key=lambda result: bool(made_otherwise(table, row, part, choices, result)))
+    return longest[0] if longest else None
 
 
 def _points(library: Library, result: Result) -> Sequence[tuple[float, float]]:

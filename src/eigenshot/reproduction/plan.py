@@ -12,7 +12,7 @@ from eigenshot.config import Config
 from eigenshot.configfile import layered, load_config
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import get_classifier
-from eigenshot.reproduction.results import result_name
+from eigenshot.reproduction.results import Result, differences, result_name
 from eigenshot.reproduction.table import Part, Row, Table, plain_name
 from eigenshot.reproduction.versions import as_texts, lasting, short_digest, shown
 from eigenshot.training.setup import check_parts
@@ -181,6 +181,26 @@ def settled(
     row_settings = {"method.name": row.method, **row.settings}
     overrides = layered(row.method, table.settings, part.settings, row_settings, asked)
     return load_config(table.recipe(row, part), overrides)
+
+
+def made_otherwise(
+    table: Table,
+    row: Row,
+    part: Part,
+    choices: Choices,
+    result: Result,
+    shots: tuple[int, ...] | None = None,
+) -> tuple[str, ...]:
+    """How ``result`` was made otherwise than ``row`` would be now, a sentence for each thing.
+
+    Where only some columns matter, they are those of ``shots``.
+    """
+    try:
+        config = settled(table, row, part, choices, result.seed, result.epochs)
+    except UserError:  # the row cannot be run now, which is no fault of the result
+        return ()
+    wanted = part if shots is None else replace(part, shots=shots)
+    return tuple(differences(result, config, wanted))
 
 
 def epochs_asked(row: Row, choices: Choices) -> int | None:

@@ -19,7 +19,7 @@ from eigenshot.reproduction.table import Part, plain_name
 from eigenshot.reproduction.versions import other_settings
 
 _FEWSHOT_KEYS = ("accuracy", "ci95", "episodes")
-_OPTIONAL = ("fewshot", "linear", "selected", "images")
+_OPTIONAL = ("fewshot", "linear", "selected", "images", "evaluation_hardware")
 
 
 def result_name(method: str, variant: str, epochs: int, seed: int) -> str:
@@ -33,7 +33,8 @@ class Result:
 
     ``variant`` is the recipe, with what a row or the command line changed in it; ``row`` is the
     ``table/row`` it was made for, though any row of equal settings shows it. ``images`` has the
-    names of what it learned from and was measured on, as `Part.images`. ``fewshot`` maps the
+    names of what it learned from and was measured on, as `Part.images`. ``evaluation_hardware`` is
+    what it was measured with; empty in older files: that of the training. ``fewshot`` maps the
     number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has ``accuracy`` and
     ``protocol``. A result has one of the two.
     """
@@ -63,6 +64,7 @@ class Result:
     linear: dict[str, Any] = field(default_factory=dict)
     selected: dict[str, Any] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
+    evaluation_hardware: str = ""
 
     @property
     def name(self) -> str:

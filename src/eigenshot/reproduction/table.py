@@ -64,8 +64,9 @@ class Row:
 
     ``paper`` has a figure a column, None where the paper has none; it is empty for a row that the
     paper does not have. A row has a ``method``, or says in ``cannot`` why it is not run here.
-    ``recipe``, one for each part where the row has its own, and ``settings`` replace and change
-    the part's; a single recipe in the file is that of all parts. A lower ``order`` is run earlier.
+    ``recipe`` has a name for each part, empty for the part's own, or is empty as a whole; in the
+    file one text stands for all parts. ``settings`` change the recipe. A lower ``order`` is run
+    earlier.
     ``compare`` is the row that this one is compared with, instead of the table's; its own name says
     that there is none.
     """
@@ -122,7 +123,8 @@ class Table:
 
     def recipe(self, row: Row, part: Part) -> str:
         """What ``row`` is run by on ``part``: its own recipe, or the part's."""
-        return row.recipe[self.parts.index(part)] if row.recipe else part.recipe
+        own = row.recipe[self.parts.index(part)] if row.recipe else ""
+        return own or part.recipe
 
     def row(self, name: str) -> Row:
         """The row called ``name``."""
@@ -227,6 +229,9 @@ def _entries(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
     entries = content.pop(key, None)
     if not isinstance(entries, list) or not entries:
         raise UserError(f"expected at least one [[{key}]], found none")
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise UserError(f"[[{key}]] is a section, found {entry!r}")
     return entries
 
 
@@ -256,11 +261,14 @@ def _row(entry: dict[str, Any], columns: int, parts: int) -> Row:
             "columns; '' stands for one that the paper does not have"
         )
     recipe = entry.get("recipe", [])
+    if not isinstance(recipe, (str, list)):
+        raise UserError(f"{where}: recipe: expected a text, or one for each part, found {recipe!r}")
     recipe = [recipe] * parts if isinstance(recipe, str) else recipe
     row: Row = _build(Row, {**entry, "paper": (), "recipe": recipe}, where)
     if len(row.recipe) not in (0, parts):
         raise UserError(
-            f"{where} has {len(row.recipe)} recipes, expected one, or one for each of {parts} parts"
+            f"{where}: the list 'recipe' has {len(row.recipe)} entries, expected {parts}, as many "
+            "as there are parts; a text instead of a list stands for all"
         )
     if bool(row.method) == bool(row.cannot):
         raise UserError(f"{where} needs either a method or, under 'cannot', why it is not run")
