@@ -49,10 +49,15 @@ def shown_run(
     """The run whose curve a row has; None where it has none."""
     variant = variant_of(table, row, part, choices)
     found = library.find(part.benchmark, row.method, variant, epochs_asked(row, choices))
-    longest = [result for result in found if result.epochs == found[0].epochs]
-    # Sorting is stable: the first seed stays the first.
-    longest.sort(key=lambda result: bool(made_otherwise(table, row, part, choices, result)))
-    return longest[0] if longest else None
+    # Of equals the first is taken, which is the first seed.
+    return min(
+        found,
+        key=lambda result: (
+            -result.epochs,
+            bool(made_otherwise(table, row, part, choices, result)),
+        ),
+        default=None,
+    )
 
 
 def _points(library: Library, result: Result) -> Sequence[tuple[float, float]]:

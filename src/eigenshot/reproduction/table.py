@@ -278,11 +278,9 @@ def _row(entry: dict[str, Any], columns: int, parts: int) -> Row:
     return dataclasses.replace(row, paper=paper)
 
 
-def _build(kind: type, entry: Any, where: str) -> Any:
+def _build(kind: type, entry: Mapping[str, Any], where: str) -> Any:
     """``kind`` from plain values, each of its annotated type."""
     hints = typing.get_type_hints(kind)
-    if not isinstance(entry, Mapping):
-        raise UserError(f"{where} is a section, found {entry!r}")
     for key in entry:
         if key not in hints:
             raise UserError(f"{where} has no '{key}'{did_you_mean(key, hints)}")

@@ -55,20 +55,14 @@ def _auto_backbone(asked: BackboneConfig, name: str) -> BackboneConfig:
     return dataclasses.replace(asked, name=name, options=options)
 
 
-def resolve_size(config: Config, data: Any, device: str, *, finished: bool = False) -> Config:
-    """Settle image size, backbone and precision where they are ``"auto"``.
-
-    The precision of a run that is ``finished`` stays as it was, whether or not ``device`` has it:
-    nothing is computed in it any more.
-    """
+def resolve_size(config: Config, data: Any, device: str) -> Config:
+    """Settle image size, backbone and precision where they are ``"auto"``."""
     if config.backbone.name == "auto":
         chosen = _auto_backbone(config.backbone, _FOLDER_BACKBONE[device])
         config = dataclasses.replace(config, backbone=chosen)
     if config.data.image_size == "auto" and is_sizeless(data):
         sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
         config = dataclasses.replace(config, data=sized)
-    if finished:
-        return config
     precision = resolve_precision(config.engine.precision, device)
     return dataclasses.replace(
         config, engine=dataclasses.replace(config.engine, precision=precision)

@@ -63,7 +63,8 @@ def make_plan(
     check_tensorboard(config.logging)
     if started:
         config = adopt_choices(config, folder.read_config())
-    config = resolve_size(config, data, chosen, finished=finished)
+    if not finished:  # else all is settled, and the device need not be able to compute so
+        config = resolve_size(config, data, chosen)
     check_parts(config, own_backbone=backbone is not None)
     check_blocks(config, processes)
     if config.probe.kind != "none" and not config.probe.data and not is_benchmark(data):
