@@ -27,6 +27,11 @@ FILE_NAME = "encoder.safetensors"
 _BATCH_SIZE = {"cuda": 1024}
 
 
+def busy_batch(device: torch.device | str) -> int:
+    """How many images a frozen network takes at once, so that the device is kept busy."""
+    return _BATCH_SIZE.get(torch.device(device).type, 256)
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """What an image goes through before the network: side length, channels, normalisation.
@@ -98,9 +103,8 @@ class Encoder:
         source = as_images(
             images, image_size=self.preprocessing.image_size, channels=self.preprocessing.channels
         )
-        kind = torch.device(device).type
-        precision = resolve_precision(precision, kind)
-        batch = batch_size or _BATCH_SIZE.get(kind, 256)
+        precision = resolve_precision(precision, torch.device(device).type)
+        batch = batch_size or busy_batch(device)
         was_training = self.backbone.training
         self.to(device).backbone.eval()
         # They stay on the device to the end, so that no batch waits for the one before.

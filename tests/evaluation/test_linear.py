@@ -70,13 +70,13 @@ class TestRecipe:
         for epoch in range(5):
             rate = [1.0, 1.0, 1.0, 0.1, 0.01][epoch]
             order = numpy_generator(4, "linear", "order", epoch).permutation(90)
-            for batch, rows in enumerate(np.split(order, [25, 50, 75])):
-                generator = torch_generator(4, "linear", "view", epoch, batch)
-                with torch.no_grad():
-                    features = backbone(view(train.images(rows), generator)).double().numpy()
-                features = np.hstack([features, np.ones((len(rows), 1))])
+            with torch.no_grad():  # of all batches at once, as many as there are
+                views = view(train.images(order), torch_generator(4, "linear", "view", epoch, 0))
+                every = np.hstack([backbone(views).double().numpy(), np.ones((90, 1))])
+            for rows in np.split(np.arange(90), [25, 50, 75]):
+                features, truth = every[rows], train.labels[order[rows]]
                 scores = np.exp(features @ weights)
-                errors = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[train.labels[rows]]
+                errors = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[truth]
                 velocity = 0.9 * velocity + features.T @ errors / len(rows)
                 weights -= rate * velocity
         result = probe(encoder, seed=4)

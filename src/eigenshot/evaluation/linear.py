@@ -8,7 +8,7 @@ question by different protocols, so every result says which one it is of.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from eigenshot.data.source import Source
 from eigenshot.data.views.views import View, create_view
-from eigenshot.encoder import Encoder
+from eigenshot.encoder import Encoder, busy_batch
 from eigenshot.errors import (
     TrainingDiverged,
     UserError,
@@ -116,17 +116,13 @@ def linear_probe(
     weight = torch.zeros((len(names), encoder.out_features), device=device, requires_grad=True)
     bias = torch.zeros(len(names), device=device, requires_grad=True)
     sgd = torch.optim.SGD([weight, bias], lr=lr, momentum=momentum)
-    batches = -(-len(train) // batch_size)
+    steps, done = epochs * -(-len(train) // batch_size), 0
     for epoch in range(epochs):
         sgd.param_groups[0]["lr"] = probe_rate(epoch, epochs=epochs, lr=lr, milestones=milestones)
-        order = numpy_generator(seed, "linear", "order", epoch).permutation(len(train))
         mean_loss = torch.zeros((), dtype=widest_float(device), device=device)
-        for batch in range(batches):
-            rows = order[batch * batch_size : (batch + 1) * batch_size]
-            generator = torch_generator(seed, "linear", "view", epoch, batch, device=device)
-            with torch.no_grad():
-                views = view(train.images(rows).to(device), generator)
-                features = encoder.features(views, precision=precision)
+        for rows, features in _batches(
+            encoder, train, view, batch_size, (seed, epoch), device, precision
+        ):
             with torch.enable_grad():
                 logits = functional.linear(features, weight, bias)
                 loss = functional.cross_entropy(logits, classes[rows].to(device))
@@ -134,8 +130,9 @@ def linear_probe(
             loss.backward()
             sgd.step()
             mean_loss += len(rows) / len(train) * loss.detach()
+            done += 1
             if progress is not None:
-                progress(epoch * batches + batch + 1, epochs * batches)
+                progress(done, steps)
         if not bool(torch.isfinite(mean_loss)):
             raise TrainingDiverged(
                 f"the loss was not finite in epoch {epoch + 1} of the linear evaluation: the "
@@ -148,6 +145,35 @@ def linear_probe(
     details: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
     details |= {"momentum": momentum, "milestones": [*milestones], "train_loss": float(mean_loss)}
     return LinearResult(accuracy, "sgd", per_class, details, names, coef.numpy(), intercept.numpy())
+
+
+def _batches(
+    encoder: Encoder,
+    train: Source,
+    view: nn.Module,
+    batch_size: int,
+    drawn_by: tuple[int, int],
+    device: torch.device | str,
+    precision: Precision,
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """The batches of an epoch: rows ``(b,)`` of ``train`` and features ``(b, d)`` of their views.
+
+    What the network makes of a view does not depend on the classifier. So the views of several
+    batches go through it at once, as many as keep the device busy.
+    """
+    order = numpy_generator(drawn_by[0], "linear", "order", drawn_by[1]).permutation(len(train))
+    together = batch_size * max(1, busy_batch(device) // batch_size)
+    for block, start in enumerate(range(0, len(train), together)):
+        rows = order[start : start + together]
+        generator = torch_generator(
+            drawn_by[0], "linear", "view", drawn_by[1], block, device=device
+        )
+        with torch.no_grad():
+            views = view(train.images(rows).to(device), generator)
+            features = encoder.features(views, precision=precision)
+        for first in range(0, len(rows), batch_size):
+            batch = slice(first, first + batch_size)
+            yield rows[batch], features[batch]
 
 
 def linear_exact(
