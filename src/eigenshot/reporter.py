@@ -140,7 +140,14 @@ class ConsoleReporter(Reporter):
 
     def epoch(self, record: dict[str, float]) -> None:
         known = {"epoch", "step", "lr", "seconds", "images_per_second", "effective_rank"}
-        known |= {"z_std_mean", "z_std_min", "z_std_share", "alignment", "uniformity"}
+        known |= {
+            "z_std_mean",
+            "z_std_min",
+            "z_std_share",
+            "alignment",
+            "uniformity",
+            "relative_step",
+        }
         terms = _terms({name: value for name, value in record.items() if name not in known})
         of = f"/{self.epochs}" if self.epochs else ""
         self.console.print(

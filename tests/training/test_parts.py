@@ -13,7 +13,7 @@ import torch
 from eigenshot.errors import TrainingDiverged
 from eigenshot.randomness import derive_seed, numpy_generator, torch_generator
 from eigenshot.reporter import duration
-from eigenshot.training.diagnostics import diagnose, effective_rank, uniformity
+from eigenshot.training.diagnostics import diagnose, effective_rank, relative_step, uniformity
 from eigenshot.training.interrupt import Interruption
 from eigenshot.training.meter import Meter
 from eigenshot.training.probe import interclass_transition
@@ -108,6 +108,24 @@ class TestDiagnostics:
             for j in range(i)
         ]
         assert uniformity(unit) == pytest.approx(math.log(sum(terms) / len(terms)))
+
+    def test_the_relative_step_is_what_the_weights_were_moved_by(self) -> None:
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).double()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        assert relative_step(optimizer) == {}, "nothing has moved yet"
+        assert not optimizer.state, "a look leaves nothing behind"
+        for _ in range(3):
+            before = [layer.weight.detach().clone() for layer in network]
+            optimizer.zero_grad()
+            network(torch.randn(8, 4).double()).square().sum().backward()
+            optimizer.step()
+        after = [layer.weight.detach() for layer in network]
+        moved = [float((w - old).norm() / w.norm()) for w, old in zip(after, before, strict=True)]
+        assert relative_step(optimizer) == {"relative_step": pytest.approx(sorted(moved)[1])}
+        still = torch.optim.SGD(network.parameters(), lr=0.1)
+        still.step()
+        assert relative_step(still) == {}
 
     def test_healthy_collapsed_and_vanished(self) -> None:
         z = torch.randn(200, 30, generator=torch.Generator().manual_seed(0))

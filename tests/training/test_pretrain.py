@@ -85,7 +85,7 @@ def test_a_run_folder_holds_what_it_should(unbroken: Path) -> None:
     metrics = [json.loads(line) for line in (unbroken / "metrics.jsonl").read_text().splitlines()]
     assert [record["epoch"] for record in metrics] == [1, 2]
     wanted = {"loss", "trace", "decorrelation", "lr", "z_std_mean", "effective_rank"}
-    assert wanted | {"alignment", "uniformity"} <= set(metrics[0])
+    assert wanted | {"alignment", "uniformity", "relative_step"} <= set(metrics[0])
     assert (unbroken / "checkpoints" / "last.safetensors").is_file()
     assert (unbroken / "checkpoints" / "best.safetensors").is_file()
     assert load_config(str(unbroken / "config.toml")).training.epochs == 2

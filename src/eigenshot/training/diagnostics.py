@@ -1,4 +1,7 @@
-"""Is the embedding alive? Measured every epoch on the same images and the same views."""
+"""Is the embedding alive, and do the weights move? Measured every epoch.
+
+The embedding is that of the same images in the same views each time.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +92,23 @@ def uniformity(unit: Tensor) -> float:
     unit = _in_float64(unit)
     potentials = (4 * (unit @ unit.T - 1)).exp()  # ‖x − y‖² = 2 − 2 x·y on the sphere
     return float(((potentials.sum() - potentials.trace()) / (count * (count - 1))).log())
+
+
+def relative_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Length of SGD's last step as a share of the weights' own, by name; nothing without momentum.
+
+    The median over weight matrices and kernels. Most of them stand before a normalisation, where
+    only their direction counts: this is how fast they turn, which the learning rate alone does not
+    say.
+    """
+    shares = []
+    for group in optimizer.param_groups:
+        for weight in (parameter for parameter in group["params"] if parameter.dim() > 1):
+            velocity = optimizer.state.get(weight, {}).get("momentum_buffer")
+            if velocity is not None:
+                own = weight.detach().norm().clamp_min(1e-30)
+                shares.append(group["lr"] * velocity.norm() / own)
+    return {"relative_step": float(torch.stack(shares).median())} if shares else {}
 
 
 def _in_float64(z: Tensor) -> Tensor:

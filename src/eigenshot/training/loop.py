@@ -16,7 +16,7 @@ from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter
 from eigenshot.training.buffers import copied_buffers, put_back
 from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
-from eigenshot.training.diagnostics import Diagnostics, diagnose
+from eigenshot.training.diagnostics import Diagnostics, diagnose, relative_step
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.interrupt import Interruption
 from eigenshot.training.launch import all_or_none, require_agreement
@@ -134,6 +134,7 @@ def train(
                 "lr": rate,
                 **meter.means(),
                 **health().as_metrics(),
+                **relative_step(optimizer),
                 "images_per_second": round(watch.images_per_second(), 1),
             }
             probed = probing and (epoch + 1) % config.probe.every == 0
