@@ -94,6 +94,31 @@ def test_gradient_of_standardize(batch: torch.Tensor, training: bool) -> None:
     assert torch.autograd.gradcheck(standardize, batch[:5].clone().requires_grad_())
 
 
+def test_a_step_of_weights_before_a_normalisation_makes_them_longer_and_slower() -> None:
+    """Why a first step that is too long is not undone: the weights' direction alone matters."""
+    torch.manual_seed(0)
+    projector = Projector(6, layers=2, width=5, out_features=4).double()
+    features = 100 * torch.randn(16, 6).double()  # beside which the eps of batch norm is nothing
+    wanted = torch.randn(16, 4).double()
+
+    def gradient(weight: torch.Tensor) -> torch.Tensor:
+        loss = (projector(features) - wanted).square().mean()
+        return torch.autograd.grad(loss, weight)[0]
+
+    for layer in (projector.layers[0], projector.layers[3]):
+        slope = gradient(layer.weight)
+        rows = layer.weight.detach().square().sum(dim=1)
+        moved = (layer.weight - 0.1 * slope).detach()
+        torch.testing.assert_close(
+            moved.square().sum(dim=1), rows + 0.01 * slope.square().sum(dim=1), rtol=1e-8, atol=0
+        )
+        with torch.no_grad():
+            layer.weight.mul_(3)
+        torch.testing.assert_close(gradient(layer.weight), slope / 3, rtol=1e-6, atol=1e-12)
+        with torch.no_grad():
+            layer.weight.div_(3)
+
+
 def test_running_statistics_carry_no_graph(batch: torch.Tensor) -> None:
     standardize = Standardize(6)
     standardize(batch.requires_grad_())
