@@ -43,7 +43,9 @@ from eigenshot.evaluation.knn import knn_accuracy
 from eigenshot.evaluation.linear import linear_exact
 from eigenshot.hardware import choose_device, environment
 from eigenshot.methods import learns_from_labels
+from eigenshot.reproduction.curves import curve_of
 from eigenshot.training.pretrain import pretrain
+from eigenshot.training.runfolder import RunFolder
 
 _SETTINGS = [(transform, C) for transform in ("l2", "centre", "power") for C in (1.0, 10.0)]
 _SHOTS = (1, 5)
@@ -129,6 +131,7 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
     device = choose_device("auto")
     with tempfile.TemporaryDirectory() as folder:
         run = pretrain(table["data"], config, Path(folder) / "run", device=device)
+        curve = curve_of(RunFolder(run.folder).metrics())
     final = run.summary["final"]
     return {
         "name": name,
@@ -139,6 +142,7 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
         "side_by_side": options.side_by_side,
         "seconds": run.summary["seconds"],
         "final": {key: round(float(value), 4) for key, value in final.items()},
+        "curve": curve,
         "score": score_of(table),
         "validation": SCORES[score_of(table)](run.encoder, table["data"], device),
         **environment(torch.device(device)),
