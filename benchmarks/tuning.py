@@ -141,7 +141,7 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
         "seed": options.seed,
         "side_by_side": options.side_by_side,
         "seconds": run.summary["seconds"],
-        "final": {key: round(float(value), 4) for key, value in final.items()},
+        "final": {key: float(f"{value:.6g}") for key, value in final.items()},
         "curve": curve,
         "score": score_of(table),
         "validation": SCORES[score_of(table)](run.encoder, table["data"], device),

@@ -71,6 +71,7 @@ def test_what_the_paper_states_stands_in_the_recipes(name: str) -> None:
     config = load_config(name)
     assert (config.optimizer.lr, config.optimizer.momentum) == (0.05, 0.9)
     assert config.optimizer.weight_decay == 5e-4
+    assert config.optimizer.warmup_epochs == 0  # "the learning rate starts at 0.05"
     assert (config.projector.layers, config.projector.width) == (3, 2048)
     few_shot = name in ("fc100", "miniimagenet")
     assert config.training.batch_size == (128 if few_shot else 256)

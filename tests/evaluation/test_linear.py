@@ -61,8 +61,16 @@ class TestRecipe:
         assert rates(10) == pytest.approx([30.0] * 6 + [3.0] * 2 + [0.3] * 2)
         assert rates(1) == [30.0]
 
-    def test_equals_the_recipe_written_out(self, encoder: Encoder) -> None:
+    @pytest.mark.parametrize(
+        ("together", "blocks"),
+        [(10, [25, 50, 75]), (60, [50]), (256, []), (None, [])],
+        ids=["less than a batch", "two batches", "all", "by default"],
+    )
+    def test_equals_the_recipe_written_out(
+        self, encoder: Encoder, together: int | None, blocks: list[int]
+    ) -> None:
         # Momentum without weight decay, from zero, by hand in float64: last weights, last batch.
+        # The views of a block are drawn together, whatever batches it has.
         train, view, backbone = tints(90, 0), view_for(encoder), encoder.backbone.eval()
         assert train.labels is not None
         weights = np.zeros((9, 3))
@@ -70,16 +78,20 @@ class TestRecipe:
         for epoch in range(5):
             rate = [1.0, 1.0, 1.0, 0.1, 0.01][epoch]
             order = numpy_generator(4, "linear", "order", epoch).permutation(90)
-            with torch.no_grad():  # of all batches at once, as many as there are
-                views = view(train.images(order), torch_generator(4, "linear", "view", epoch, 0))
-                every = np.hstack([backbone(views).double().numpy(), np.ones((90, 1))])
-            for rows in np.split(np.arange(90), [25, 50, 75]):
-                features, truth = every[rows], train.labels[order[rows]]
-                scores = np.exp(features @ weights)
-                errors = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[truth]
-                velocity = 0.9 * velocity + features.T @ errors / len(rows)
+            rows_of_blocks = np.split(order, blocks)
+            with torch.no_grad():
+                views = [
+                    view(train.images(rows), torch_generator(4, "linear", "view", epoch, block))
+                    for block, rows in enumerate(rows_of_blocks)
+                ]
+                found = backbone(torch.cat(views)).double().numpy()
+            every, truth = np.hstack([found, np.ones((90, 1))]), np.eye(3)[train.labels[order]]
+            for batch in np.split(np.arange(90), [25, 50, 75]):
+                scores = np.exp(every[batch] @ weights)
+                errors = scores / scores.sum(axis=1, keepdims=True) - truth[batch]
+                velocity = 0.9 * velocity + every[batch].T @ errors / len(batch)
                 weights -= rate * velocity
-        result = probe(encoder, seed=4)
+        result = probe(encoder, seed=4, together=together)
         np.testing.assert_allclose(result.coef, weights[:-1].T, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(result.intercept, weights[-1], rtol=1e-3, atol=1e-4)
 
@@ -150,6 +162,7 @@ class TestRecipe:
         [
             ({"epochs": 0}, "epochs must be positive, found 0"),
             ({"lr": -1.0}, "lr must be positive, found -1"),
+            ({"together": 0}, "together must be at least 1, found 0"),
             ({"momentum": 1.0}, r"momentum must be in \[0, 1\), found 1.0"),
             ({"milestones": (60, 120)}, "between 0 and 100, found"),
         ],

@@ -87,6 +87,7 @@ def linear_probe(
     seed: int = 0,
     device: torch.device | str = "cpu",
     precision: Precision = "auto",
+    together: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LinearResult:
     """Accuracy of a linear classifier trained by SGD on views of ``train``, the paper's recipe.
@@ -101,10 +102,15 @@ def linear_probe(
     milestones : when the rate falls to a tenth, of 100 epochs; fewer epochs bring them forward.
     seed : of the order of the images and of their views.
     precision : of the backbone's work on all images, as `Encoder.transform` takes it.
+    together : images whose views are made and go through the frozen backbone at once, in whole
+        batches, at least one; by default what keeps the device busy. Views are drawn for all of
+        them, so another number draws others.
     progress : called with the number of batches done and of all.
     """
     check_positive(epochs=epochs, batch_size=batch_size, lr=lr)
     check_at_least(0, seed=seed)
+    if together is not None:
+        check_at_least(1, together=together)
     if not 0 <= momentum < 1:
         raise UserError(f"momentum must be in [0, 1), found {momentum}")
     if not all(0 < milestone < 100 for milestone in milestones):
@@ -121,7 +127,15 @@ def linear_probe(
         sgd.param_groups[0]["lr"] = probe_rate(epoch, epochs=epochs, lr=lr, milestones=milestones)
         mean_loss = torch.zeros((), dtype=widest_float(device), device=device)
         for rows, features in _batches(
-            encoder, train, view, batch_size, (seed, epoch), device, precision
+            encoder,
+            train,
+            view,
+            batch_size=batch_size,
+            together=busy_batch(device) if together is None else together,
+            seed=seed,
+            epoch=epoch,
+            device=device,
+            precision=precision,
         ):
             with torch.enable_grad():
                 logits = functional.linear(features, weight, bias)
@@ -151,23 +165,24 @@ def _batches(
     encoder: Encoder,
     train: Source,
     view: nn.Module,
+    *,
     batch_size: int,
-    drawn_by: tuple[int, int],
+    together: int,
+    seed: int,
+    epoch: int,
     device: torch.device | str,
     precision: Precision,
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """The batches of an epoch: rows ``(b,)`` of ``train`` and features ``(b, d)`` of their views.
 
     What the network makes of a view does not depend on the classifier. So the views of several
-    batches go through it at once, as many as keep the device busy.
+    batches go through it at once.
     """
-    order = numpy_generator(drawn_by[0], "linear", "order", drawn_by[1]).permutation(len(train))
-    together = batch_size * max(1, busy_batch(device) // batch_size)
-    for block, start in enumerate(range(0, len(train), together)):
-        rows = order[start : start + together]
-        generator = torch_generator(
-            drawn_by[0], "linear", "view", drawn_by[1], block, device=device
-        )
+    order = numpy_generator(seed, "linear", "order", epoch).permutation(len(train))
+    block_size = batch_size * max(1, together // batch_size)
+    for block, start in enumerate(range(0, len(train), block_size)):
+        rows = order[start : start + block_size]
+        generator = torch_generator(seed, "linear", "view", epoch, block, device=device)
         with torch.no_grad():
             views = view(train.images(rows).to(device), generator)
             features = encoder.features(views, precision=precision)

@@ -98,8 +98,8 @@ def relative_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """Length of SGD's last step as a share of the weights' own, by name; nothing without momentum.
 
     The median over weight matrices and kernels. Most of them stand before a normalisation, where
-    only their direction counts: this is how fast they turn, which the learning rate alone does not
-    say.
+    only their direction counts, and turn no faster than this, whatever the learning rate is. Of
+    weights that only decay it is lr · decay / (1 − momentum).
     """
     shares = []
     for group in optimizer.param_groups:
