@@ -78,6 +78,8 @@ def reproduce(
     from eigenshot.reproduction.table import read_table
 
     refuse_several("reproduce")
+    if dry_run and results_only:
+        raise UserError("--dry-run shows what would be run, --results-only runs nothing; take one")
     chosen = read_table(table)
     find_own_code(*(row.method for row in chosen.rows), *(settings or []))
     choices = Choices(
@@ -92,10 +94,12 @@ def reproduce(
     session = Session()
     if dry_run:
         typer.echo(_described(plan, places, device, budget, session) + "\n")
+    elif results_only:
+        if not places.results.is_dir():
+            raise UserError(f"there is no folder '{places.results}' to make the table from")
     else:
         _make_folder(places.results)
-        if not results_only:
-            session = _run(plan, places, device, budget, stderr)
+        session = _run(plan, places, device, budget, stderr)
     library = Library(places.results)
     typer.echo(as_text(compare(chosen, choices, plan, library, session.remarks)))
     pictures = [] if dry_run else draw_table_curves(places.results, chosen, choices, library)

@@ -29,6 +29,10 @@ class Busy(UserError):
     """Another process is at the same work; it can be done, or is done, when that one has ended."""
 
 
+class UnreadableWarning(UserWarning):
+    """Pictures that cannot be read were passed over, so what comes of the others has fewer rows."""
+
+
 def check_positive(**values: float) -> None:
     """Refuse the first value that is not above zero, or infinite, by its name."""
     for name, value in values.items():

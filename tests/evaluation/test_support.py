@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from eigenshot.data.source import ArraySource
-from eigenshot.errors import UserError
+from eigenshot.errors import UnreadableWarning, UserError
 from eigenshot.evaluation import classify as classifying
+from eigenshot.evaluation.classifier import FewShotClassifier
 from eigenshot.evaluation.classify import classify
 from eigenshot.evaluation.support import open_support
 from tests.data.benchmarks.test_hub import Listener
@@ -39,6 +40,33 @@ def test_an_unknown_label_is_no_example() -> None:
     assert support.labels.tolist() == ["cat", "dog", "dog"]
     assert support.names == ("image 0", "image 2", "image 3")
     assert len(support.source) == 3
+
+
+def test_in_python_broken_pictures_are_named_where_they_were_asked_for(tmp_path: Path) -> None:
+    write_pictures(tmp_path, *stripes((8, 8)))
+    (tmp_path / "blue" / "broken.png").write_text("no image")
+    classifier = FewShotClassifier(small_encoder())
+    with pytest.warns(
+        UnreadableWarning, match=r"left out 1 unreadable picture:\n .*broken\.png"
+    ) as w:
+        classifier.fit(tmp_path)
+    assert w[0].filename == __file__
+    assert [file for file, _ in classifier.support_unreadable_] == ["blue/broken.png"]
+    with pytest.warns(
+        UnreadableWarning, match=r"skipped 1 unreadable picture:\n .*broken\.png"
+    ) as w:
+        assert len(small_encoder().transform(tmp_path)) == 16
+    assert w[0].filename == __file__
+
+
+def test_a_report_lists_broken_examples_instead_of_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    write_pictures(tmp_path / "support", *stripes((3, 3)))
+    (tmp_path / "support" / "blue" / "broken.png").write_text("no image")
+    report = classify(small_encoder(), tmp_path / "support", tmp_path / "support" / "green")
+    assert any("support image left out: blue/broken.png" in text for text in report.warnings())
+    assert not [one for one in recwarn if issubclass(one.category, UnreadableWarning)]
 
 
 def test_of_data_with_splits_the_train_images_are_the_examples(

@@ -91,6 +91,18 @@ def test_every_number_of_epochs_has_a_line_and_quick_looks_say_so(
     assert [line[7] for line in cells(quick, "Ours")] == ["2"] * 2
 
 
+def test_a_table_is_made_of_a_folder_that_is_there(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    code, _, err = shell("reproduce", table, "--results-only", "--results", tmp_path / "reslts")
+    assert code == 2
+    assert "there is no folder" in err
+    assert not (tmp_path / "reslts").exists()
+    code, _, err = shell("reproduce", table, "--results-only", "--dry-run")
+    assert code == 2
+    assert "take one" in err
+
+
 def test_other_settings_are_kept_apart_and_said(shell: Shell, table: Path, tmp_path: Path) -> None:
     keep(tmp_path / "results")
     keep(tmp_path / "results", variant="tiny-optimizer.lr=0.2", seconds=99.0)

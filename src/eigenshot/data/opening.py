@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from eigenshot.data.reading.picture import read_image, to_array
 from eigenshot.data.reading.reader import Reading, open_table
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.data.views.colour import to_grey
-from eigenshot.errors import UserError
+from eigenshot.errors import UnreadableWarning, UserError
 from eigenshot.reporter import Reporter
 
 _SHOWN = 10  # unreadable files that are named
@@ -114,7 +115,9 @@ def as_images(images: Any, *, image_size: int, channels: int) -> Source:
     source = open_source(images, image_size=image_size, channels=channels)
     skipped = getattr(source, "unreadable", ())
     if skipped and source is not images:  # else rows and files would no longer match unnoticed
-        warnings.warn(f"skipped {len(skipped)} unreadable pictures of '{images}'", stacklevel=3)
+        # Past `Encoder.transform` and torch's wrapper of it, to the line that asked for features.
+        words = f"of '{images}' skipped {in_words(skipped)}"
+        warnings.warn(words, UnreadableWarning, stacklevel=4)
     return source
 
 
@@ -178,14 +181,19 @@ def tell_unreadable(source: Source, reporter: Reporter, told: int = 0) -> int:
     unreadable = getattr(source, "unreadable", ())
     new = unreadable[told:]
     if new:
-        shown = "\n  ".join(f"{path}: {reason}" for path, reason in new[:_SHOWN])
-        more = f"\n  and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
-        what = "1 unreadable picture" if len(new) == 1 else f"{len(new):,} unreadable pictures"
         # The order of a stream is settled beforehand, so that it leaves none out.
         streamed = getattr(source, "reader", None) == "streamed"
         verb = "others stand in for" if streamed else "skipped"
-        reporter.warn(f"{verb} {what}:\n  {shown}{more}")
+        reporter.warn(f"{verb} {in_words(new)}")
     return len(unreadable)
+
+
+def in_words(unreadable: Sequence[tuple[str, str]]) -> str:
+    """How many pictures cannot be read, and the first of them, each with its reason."""
+    count = len(unreadable)
+    shown = "".join(f"\n  {path}: {reason}" for path, reason in unreadable[:_SHOWN])
+    more = f"\n  and {count - _SHOWN} more" if count > _SHOWN else ""
+    return f"{count:,} unreadable picture{'' if count == 1 else 's'}:{shown}{more}"
 
 
 def channel_statistics(source: Source, limit: int = 10_000) -> tuple[list[float], list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from eigenshot.data.reading.picture import UnreadableImage, read_image
 from eigenshot.data.source import ArraySource
 from eigenshot.data.tables.layout import look_into
 from eigenshot.encoder import Encoder, Preprocessing, load_encoder
-from eigenshot.errors import UserError, reason_of
+from eigenshot.errors import UnreadableWarning, UserError, reason_of
 from eigenshot.evaluation.classifier import FewShotClassifier
 from eigenshot.evaluation.rejection import check_rate, fit_rejection
 from eigenshot.evaluation.support import support_split
@@ -134,7 +135,7 @@ class Report:
         left_out = self.classifier.support_unreadable_
         suspects = self.classifier.assessment_.suspects
         return [
-            *(f"probably mislabelled: {suspect}" for suspect in suspects),
+            *(f"may be mislabelled: {suspect}" for suspect in suspects),
             *(f"support image left out: {file}: {why}" for file, why in left_out),
             *(f"cannot read {file}: {why}" for file, why in self.unreadable),
         ]
@@ -182,7 +183,10 @@ def classify(
             C=1.0 if C is None else C,
             reject=0.05 if reject is None else reject or None,
             device=chosen,
-        ).fit(support)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnreadableWarning)  # the report lists them
+            classifier.fit(support)
     if classifier.reject is not None and NONE_OF_THESE in classifier.classes_:
         raise UserError(
             f"no class can be called '{NONE_OF_THESE}': that is said of images that are like none; "

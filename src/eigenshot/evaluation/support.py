@@ -15,11 +15,11 @@ import torch
 from eigenshot.data.folder import load_folder
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, is_picture_folder
-from eigenshot.data.opening import as_images, open_source
+from eigenshot.data.opening import as_images, in_words, open_source
 from eigenshot.data.reading.reader import DecodedSource
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Preprocessing
-from eigenshot.errors import UserError
+from eigenshot.errors import UnreadableWarning, UserError
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,9 @@ def open_support(
         if labels is None:
             _check_every_class(images, source)
         names, unreadable = source.paths, source.unreadable
+        if unreadable:
+            words = f"of '{images}' left out {in_words(unreadable)}"
+            warnings.warn(words, UnreadableWarning, stacklevel=3)
         # Without its list of unreadable files, which are told here and need no second warning.
         source = ArraySource(source.pixels, source.labels, source.class_names, source.name)
     if labels is not None:

@@ -66,7 +66,9 @@ class RunFolder:
                 "put it back to go on, or choose another --out"
             )
         if not resume and self.finished:
-            raise UserError(f"'{self.path}' already holds a finished run; choose another --out")
+            raise UserError(
+                f"'{self.path}' already holds a finished run; choose another --out (out= in Python)"
+            )
         if not resume:
             raise UserError(
                 f"'{self.path}' already holds an unfinished run; go on with it by --resume "
