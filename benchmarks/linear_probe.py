@@ -9,7 +9,6 @@ the network at once. They run in turns, after one turn that is not counted, and 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +20,7 @@ from eigenshot.data.source import ArraySource
 from eigenshot.encoder import Preprocessing, busy_batch
 from eigenshot.evaluation.linear import linear_probe, probe_view
 from eigenshot.files import write_json
-from eigenshot.hardware import environment
+from eigenshot.hardware import device_time, environment
 
 CLASSES = 10
 
@@ -45,27 +44,27 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    half = (0.5, 0.5, 0.5)
+    device, half = torch.device(options.device), (0.5, 0.5, 0.5)
     architecture: dict[str, Any] = {"name": options.backbone, "options": {}}
     preprocessing = Preprocessing(options.size, 3, half, half)
     encoder = Encoder(create_backbone(options.backbone), preprocessing, architecture)
     train, test = images(options.images, options.size), images(CLASSES, options.size)
-    ways = {"together": busy_batch(options.device), "apart": options.batch_size}
+    ways = {"together": busy_batch(device), "apart": options.batch_size}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.turns + 1):
         for name, together in ways.items():
-            began = time.perf_counter()
-            linear_probe(  # ends with a copy to the host, which waits for the device
+            began = device_time(device)
+            linear_probe(
                 encoder,
                 train,
                 test,
                 view=probe_view(encoder),
                 epochs=options.epochs,
                 batch_size=options.batch_size,
-                device=options.device,
+                device=device,
                 together=together,
             )
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(device_time(device) - began)
     rates = {
         name: round(options.images * options.epochs / median(times[1:]), 1)
         for name, times in seconds.items()
@@ -75,7 +74,7 @@ def main() -> None:
     if options.out:
         sizes = {name: value for name, value in vars(options).items() if name != "out"}
         record = {"sizes": sizes, "ways": ways, "images_per_second": rates, "times_faster": ratio}
-        write_json(options.out, {**record, **environment(torch.device(options.device))})
+        write_json(options.out, {**record, **environment(device)})
 
 
 if __name__ == "__main__":

@@ -94,12 +94,12 @@ def reproduce(
     session = Session()
     if dry_run:
         typer.echo(_described(plan, places, device, budget, session) + "\n")
-    elif results_only:
-        if not places.results.is_dir():
-            raise UserError(f"there is no folder '{places.results}' to make the table from")
     else:
+        if results_only and not places.results.is_dir():
+            raise UserError(f"there is no folder '{places.results}' to make the table from")
         _make_folder(places.results)
-        session = _run(plan, places, device, budget, stderr)
+        if not results_only:
+            session = _run(plan, places, device, budget, stderr)
     library = Library(places.results)
     typer.echo(as_text(compare(chosen, choices, plan, library, session.remarks)))
     pictures = [] if dry_run else draw_table_curves(places.results, chosen, choices, library)

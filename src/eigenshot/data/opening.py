@@ -116,7 +116,7 @@ def as_images(images: Any, *, image_size: int, channels: int) -> Source:
     skipped = getattr(source, "unreadable", ())
     if skipped and source is not images:  # else rows and files would no longer match unnoticed
         # Past `Encoder.transform` and torch's wrapper of it, to the line that asked for features.
-        words = f"of '{images}' skipped {in_words(skipped)}"
+        words = f"of '{images}' skipped {unreadable_in_words(skipped)}"
         warnings.warn(words, UnreadableWarning, stacklevel=4)
     return source
 
@@ -184,11 +184,11 @@ def tell_unreadable(source: Source, reporter: Reporter, told: int = 0) -> int:
         # The order of a stream is settled beforehand, so that it leaves none out.
         streamed = getattr(source, "reader", None) == "streamed"
         verb = "others stand in for" if streamed else "skipped"
-        reporter.warn(f"{verb} {in_words(new)}")
+        reporter.warn(f"{verb} {unreadable_in_words(new)}")
     return len(unreadable)
 
 
-def in_words(unreadable: Sequence[tuple[str, str]]) -> str:
+def unreadable_in_words(unreadable: Sequence[tuple[str, str]]) -> str:
     """How many pictures cannot be read, and the first of them, each with its reason."""
     count = len(unreadable)
     shown = "".join(f"\n  {path}: {reason}" for path, reason in unreadable[:_SHOWN])

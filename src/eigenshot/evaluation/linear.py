@@ -109,8 +109,8 @@ def linear_probe(
     """
     check_positive(epochs=epochs, batch_size=batch_size, lr=lr)
     check_at_least(0, seed=seed)
-    if together is not None:
-        check_at_least(1, together=together)
+    together = busy_batch(device) if together is None else together
+    check_at_least(1, together=together)
     if not 0 <= momentum < 1:
         raise UserError(f"momentum must be in [0, 1), found {momentum}")
     if not all(0 < milestone < 100 for milestone in milestones):
@@ -122,21 +122,22 @@ def linear_probe(
     weight = torch.zeros((len(names), encoder.out_features), device=device, requires_grad=True)
     bias = torch.zeros(len(names), device=device, requires_grad=True)
     sgd = torch.optim.SGD([weight, bias], lr=lr, momentum=momentum)
-    steps, done = epochs * -(-len(train) // batch_size), 0
+    batches = -(-len(train) // batch_size)
     for epoch in range(epochs):
         sgd.param_groups[0]["lr"] = probe_rate(epoch, epochs=epochs, lr=lr, milestones=milestones)
         mean_loss = torch.zeros((), dtype=widest_float(device), device=device)
-        for rows, features in _batches(
+        looked_at = _batches(
             encoder,
             train,
             view,
             batch_size=batch_size,
-            together=busy_batch(device) if together is None else together,
+            together=together,
             seed=seed,
             epoch=epoch,
             device=device,
             precision=precision,
-        ):
+        )
+        for batch, (rows, features) in enumerate(looked_at):
             with torch.enable_grad():
                 logits = functional.linear(features, weight, bias)
                 loss = functional.cross_entropy(logits, classes[rows].to(device))
@@ -144,9 +145,8 @@ def linear_probe(
             loss.backward()
             sgd.step()
             mean_loss += len(rows) / len(train) * loss.detach()
-            done += 1
             if progress is not None:
-                progress(done, steps)
+                progress(epoch * batches + batch + 1, epochs * batches)
         if not bool(torch.isfinite(mean_loss)):
             raise TrainingDiverged(
                 f"the loss was not finite in epoch {epoch + 1} of the linear evaluation: the "

@@ -15,7 +15,7 @@ import torch
 from eigenshot.data.folder import load_folder
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, is_picture_folder
-from eigenshot.data.opening import as_images, in_words, open_source
+from eigenshot.data.opening import as_images, open_source, unreadable_in_words
 from eigenshot.data.reading.reader import DecodedSource
 from eigenshot.data.source import ArraySource, Source
 from eigenshot.encoder import Preprocessing
@@ -57,7 +57,7 @@ def open_support(
             _check_every_class(images, source)
         names, unreadable = source.paths, source.unreadable
         if unreadable:
-            words = f"of '{images}' left out {in_words(unreadable)}"
+            words = f"of '{images}' left out {unreadable_in_words(unreadable)}"
             warnings.warn(words, UnreadableWarning, stacklevel=3)
         # Without its list of unreadable files, which are told here and need no second warning.
         source = ArraySource(source.pixels, source.labels, source.class_names, source.name)
