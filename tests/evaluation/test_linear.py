@@ -63,8 +63,8 @@ class TestRecipe:
 
     @pytest.mark.parametrize(
         ("together", "blocks"),
-        [(10, [25, 50, 75]), (60, [50]), (256, []), (None, [])],
-        ids=["less than a batch", "two batches", "all", "by default"],
+        [(10, [25, 50, 75]), (60, [50]), (256, []), (None, [25, 50, 75])],
+        ids=["less than a batch", "two batches", "all", "by default on a CPU"],
     )
     def test_equals_the_recipe_written_out(
         self, encoder: Encoder, together: int | None, blocks: list[int]

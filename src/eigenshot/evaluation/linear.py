@@ -103,13 +103,14 @@ def linear_probe(
     seed : of the order of the images and of their views.
     precision : of the backbone's work on all images, as `Encoder.transform` takes it.
     together : images whose views are made and go through the frozen backbone at once, in whole
-        batches, at least one; by default what keeps the device busy. Views are drawn for all of
-        them, so another number draws others.
+        batches, at least one; by default what keeps a GPU busy, and on a CPU a batch, which its
+        caches may hold. Views are drawn for all of them, so another number draws others.
     progress : called with the number of batches done and of all.
     """
     check_positive(epochs=epochs, batch_size=batch_size, lr=lr)
     check_at_least(0, seed=seed)
-    together = busy_batch(device) if together is None else together
+    if together is None:
+        together = batch_size if torch.device(device).type == "cpu" else busy_batch(device)
     check_at_least(1, together=together)
     if not 0 <= momentum < 1:
         raise UserError(f"momentum must be in [0, 1), found {momentum}")
