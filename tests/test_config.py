@@ -47,7 +47,7 @@ def test_what_served_on_cifar10_is_one_set_of_settings() -> None:
         }
 
     found = changes("cifar10")
-    assert found["optimizer.lr"] != 0.05
+    assert found["optimizer.warmup_epochs"]
     assert changes("cifar100") == found
     assert changes("stl10") == found
 
