@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,26 @@ def test_pretrain_and_evaluate_a_folder(shell: Shell, photos: Path, tmp_path: Pa
     assert "class 'cat' has 12 images, but 5 shots + 15 queries need 20" in shell.refused(
         *arguments
     )
+
+
+@pytest.mark.parametrize("preparation", ["load_source", "build"])
+def test_ctrl_c_before_the_first_step_says_how_to_go_on(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preparation: str
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    command = ("pretrain", "glyphs", "--out", tmp_path / "run", *TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"eigenshot.training.pretrain.{preparation}", interrupted)
+        code, out, err = shell(*command)
+    assert (code, out) == (130, "")
+    assert err.startswith("interrupted, and nothing that was saved is lost; ")
+    assert "the same command with --resume" in err
+    assert len(err.splitlines()) == 1
+    code, out, err = shell(*command, "--resume")
+    assert code == 0, err
+    assert "encoder in" in out
 
 
 class TestBadInput:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -74,7 +76,22 @@ def demo(
     typer.echo(f"\n{result.seconds:.0f} s; see {out / 'demo.png'} and {out / 'demo.json'}")
 
 
+@contextlib.contextmanager
+def _telling_how_to_go_on() -> Iterator[None]:
+    """Say so where Ctrl-C ends the work at once, as it does while a run is prepared."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop(
+            "interrupted, and nothing that was saved is lost; the same command with --resume goes "
+            "on from the last checkpoint, or starts anew where there is none",
+            130,
+            False,
+        )
+
+
 @app.command()
+@_telling_how_to_go_on()
 def pretrain(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
