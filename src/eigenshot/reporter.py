@@ -74,6 +74,7 @@ class ConsoleReporter(Reporter):
     def __init__(self, console: Console, epochs: int | None = None) -> None:
         self.console = console
         self.epochs = epochs
+        self._counting: Progress | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._shown = 0.0
@@ -100,10 +101,11 @@ class ConsoleReporter(Reporter):
         def progress(done: int, total: int) -> None:
             if not self.console.is_terminal:
                 return
+            self._counting = bar
             bar.start()
             bar.update(task, completed=done, total=total)
             if done >= total:
-                bar.stop()
+                self._stop_counting()
 
         return progress
 
@@ -159,9 +161,15 @@ class ConsoleReporter(Reporter):
         )
 
     def __exit__(self, *details: object) -> None:
+        self._stop_counting()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _stop_counting(self) -> None:
+        if self._counting is not None:  # until it is stopped it hides the cursor
+            self._counting.stop()
+            self._counting = None
 
 
 def _terms(values: dict[str, float]) -> str:
