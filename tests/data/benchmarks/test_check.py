@@ -119,6 +119,8 @@ def test_unreadable_pictures_are_named_with_their_reason(data: Path) -> None:
     assert "row 1: " in problem
     assert "row 2: there is no picture" in problem
     assert report.splits[0].unreadable == 3
+    assert report.splits[0].images == 17
+    assert report.splits[0].images_a_class == (8, 9)
     assert report.splits[0].sizes == {"4x4": 17}
     assert len(report.unreadable) == 3
 
@@ -250,7 +252,8 @@ def test_a_folder_of_pictures_is_checked_too(tmp_path: Path) -> None:
     report = check_table(table, splits)
     assert only_problem(report) == "1 image cannot be read: cat0/broken.jpg: the file is empty"
     assert report.splits[0].sizes == {"5x5": 3}
-    assert report.splits[0].images_a_class == (1, 3)
+    assert report.splits[0].images_a_class == (1, 2)
+    assert f"folder {tmp_path.name} all: 3 images, 2 classes of 1 to 2\n" in report.to_text()
     (tmp_path / "top.png").write_bytes(picture(9, side=5))
     report = check_table(*open_table_for_check(tmp_path))
     assert report.splits[0].classes == 0
@@ -286,7 +289,7 @@ def test_the_real_data_pass(name: str) -> None:
 def test_a_class_without_images_is_a_problem(tmp_path: Path) -> None:
     write_hub(tmp_path / "a.parquet", pictures(0, 2), [0, 2], ["cat", "dog", "fish"])
     report = check_table(*open_table_for_check(tmp_path))
-    assert only_problem(report) == "class 'dog' has no images"
+    assert only_problem(report) == "class 'dog' has no readable images"
     assert report.splits[0].classes == 2
     folder = tmp_path / "photos"
     for name in ("cat", "dog", "notes"):
@@ -294,6 +297,16 @@ def test_a_class_without_images_is_a_problem(tmp_path: Path) -> None:
     (folder / "cat" / "a.png").write_bytes(picture(0))
     (folder / "notes" / "read.txt").write_text("no class")
     assert only_problem(check_table(*open_table_for_check(folder))) == "class 'dog' has no images"
+
+
+def test_a_class_of_broken_images_only_is_a_problem(tmp_path: Path) -> None:
+    for name, content in (("cat", picture(0)), ("dog", b"no picture")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(content)
+    report = check_table(*open_table_for_check(tmp_path))
+    assert report.problems[0].startswith("1 image cannot be read: dog/a.png: ")
+    assert report.problems[1:] == ["class 'dog' has no readable images"]
+    assert (report.splits[0].images, report.splits[0].classes) == (1, 1)
 
 
 def test_classes_of_other_splits_are_no_fault_of_a_split(tmp_path: Path) -> None:

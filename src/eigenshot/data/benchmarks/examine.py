@@ -54,7 +54,12 @@ class Facts:
 
     def readable(self, rows: np.ndarray) -> np.ndarray:
         """Those of ``rows`` that could be decoded."""
-        return rows[self.pixels[rows] > 0]
+        return rows[self.is_readable(rows)]
+
+    def is_readable(self, rows: np.ndarray) -> np.ndarray:
+        """Which of ``rows`` (n,) could be decoded, bool (n,)."""
+        decoded: np.ndarray = self.pixels[rows] > 0
+        return decoded
 
 
 def _unknown(count: int) -> Facts:

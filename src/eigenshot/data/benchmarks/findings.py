@@ -11,7 +11,10 @@ _SHOWN = 5  # examples of a kind in the report
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """What one split holds. Mean and deviation are of each channel in [0, 1]."""
+    """What one split holds. Mean and deviation are of each channel in [0, 1].
+
+    All but ``unreadable`` is of the images that can be read.
+    """
 
     name: str
     images: int
