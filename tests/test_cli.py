@@ -333,6 +333,9 @@ def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Pat
     code, out, err = shell("evaluate", "knn", run, *both, "--neighbours", 1, "--json")
     assert code == 0, err
     assert json.loads(out)["accuracy"] == 100.0, "every image is its own nearest neighbour"
+    code, out, _ = shell("evaluate", "knn", run, *both, "--json")
+    assert (code, json.loads(out)["neighbours"]) == (0, 24), "not the 200 that were asked for"
+    assert shell("evaluate", "knn", run, *both)[1].startswith("24 nearest neighbours  ")
     same = ("--train", photos, "--test", photos)
     assert "--train and --test are the same images" in shell.refused("evaluate", "knn", run, *same)
     code, out, _ = shell("evaluate", "linear", run, *both, "--exact", "--json")

@@ -226,7 +226,9 @@ def knn(
     run: RunArgument,
     train: TrainOption,
     test: TestOption,
-    neighbours: Annotated[int, typer.Option(help="Voters.")] = 200,
+    neighbours: Annotated[
+        int, typer.Option(help="Voters; all training images where there are fewer.")
+    ] = 200,
     temperature: Annotated[float, typer.Option(help="Of the votes exp(cosine / T).")] = 0.1,
     backbone: BackboneOption = None,
     normalise: NormaliseOption = "encoder",
@@ -239,18 +241,12 @@ def knn(
     from eigenshot.evaluation.protocol import knn_of_run
 
     with together(device) as speaks:
-        accuracy = knn_of_run(
+        result = knn_of_run(
             _bench(run, device, precision, backbone, normalise, crops, speaks),
             train,
             test,
             neighbours=neighbours,
             temperature=temperature,
         )
-    if not speaks:
-        return
-    record = {"accuracy": round(accuracy, 4), "neighbours": neighbours, "temperature": temperature}
-    typer.echo(
-        json.dumps(record)
-        if as_json
-        else f"at most {neighbours} nearest neighbours  {accuracy:.2f} %"
-    )
+    if speaks:
+        typer.echo(json.dumps(result.summary()) if as_json else str(result))

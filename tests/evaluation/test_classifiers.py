@@ -288,7 +288,7 @@ class TestProtocols:
         )
         train, test = tmp_path / "train.npz", tmp_path / "test.npz"
         bench = Bench(run, device="cpu")
-        assert knn_of_run(bench, train, test, neighbours=5) == 100.0
+        assert knn_of_run(bench, train, test, neighbours=5).accuracy == 100.0
         exact = linear_of_run(bench, train, test, exact=True, C=100.0)
         assert (exact.accuracy, exact.protocol) == (100.0, "exact")
         assert linear_of_run(bench, train, test, epochs=2).protocol == "sgd"

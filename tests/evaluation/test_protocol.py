@@ -52,7 +52,7 @@ def test_learning_from_what_is_tested_is_refused(bench: Bench, tmp_path: Path) -
         with pytest.raises(UserError, match=r"--train and --test are the same images \(single"):
             use(bench, single, single)
     both = shards(tmp_path / "both", train=6, test=4)
-    assert 0 <= knn_of_run(bench, both, both, neighbours=1) <= 100
+    assert 0 <= knn_of_run(bench, both, both, neighbours=1).accuracy <= 100
 
 
 def test_settings_may_be_chosen_on_another_split_of_the_same_data(
@@ -125,6 +125,6 @@ def test_crops_are_of_all_images_that_are_compared(bench: Bench, tmp_path: Path)
     expected = bench.encoder.with_crops("five").transform(source)
     np.testing.assert_array_equal(cropped.features(source), expected)
     assert not np.allclose(bench.features(source), expected)
-    assert 0 <= knn_of_run(cropped, both, both, neighbours=1) <= 100
+    assert 0 <= knn_of_run(cropped, both, both, neighbours=1).accuracy <= 100
     with pytest.raises(UserError, match="unknown crops 'all'"):
         Bench(bench.run, device="cpu", crops="all")  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ by training images, so memory grows with the two tables and never with their pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,23 @@ from eigenshot.evaluation.tables import checked_split, checked_table
 
 _ROWS = 8192  # of a table that are converted at once
 _BLOCK = 65_536  # training images compared at once
+
+
+@dataclass(frozen=True)
+class KnnResult:
+    """Test accuracy in percent, how many neighbours voted, and the temperature of their votes."""
+
+    accuracy: float
+    neighbours: int
+    temperature: float
+
+    def __str__(self) -> str:
+        plural = "" if self.neighbours == 1 else "s"
+        return f"{self.neighbours:,} nearest neighbour{plural}  {self.accuracy:.2f} %"
+
+    def summary(self) -> dict[str, Any]:
+        """What goes into a result file."""
+        return {**vars(self), "accuracy": round(self.accuracy, 4)}
 
 
 def knn_accuracy(

@@ -22,7 +22,7 @@ from eigenshot.evaluation.fewshot import (
     check_interval,
     evaluate_fewshot,
 )
-from eigenshot.evaluation.knn import knn_accuracy
+from eigenshot.evaluation.knn import KnnResult, knn_accuracy
 from eigenshot.evaluation.linear import LinearResult, linear_exact, linear_probe, probe_view
 from eigenshot.evaluation.selection import Selected, select_settings
 from eigenshot.evaluation.tables import aligned_labels
@@ -185,18 +185,20 @@ def _probe_view(encoder: Encoder) -> View:
 
 def knn_of_run(
     bench: Bench, train: Any, test: Any, *, neighbours: int = 200, temperature: float = 0.1
-) -> float:
-    """Accuracy in percent of the weighted vote of the nearest ``train`` images on ``test``."""
+) -> KnnResult:
+    """Accuracy on ``test`` of the weighted vote of the nearest ``train`` images, or of all."""
     check_positive(neighbours=neighbours, temperature=temperature)
     train_source, test_source = _open_pair(bench, train, test)
     train_labels, test_labels = aligned_labels(train_source, test_source)
-    return knn_accuracy(
+    voters = min(neighbours, len(train_source))
+    accuracy = knn_accuracy(
         bench.features(train_source),
         train_labels,
         bench.features(test_source),
         test_labels,
-        neighbours=neighbours,
+        neighbours=voters,
         temperature=temperature,
         device=exact_device(bench.device),
         class_names=train_source.class_names,
     )
+    return KnnResult(accuracy, voters, temperature)
