@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,29 @@ def test_a_report_lists_broken_examples_instead_of_warning(
     report = classify(small_encoder(), tmp_path / "support", tmp_path / "support" / "green")
     assert any("support image left out: blue/broken.png" in text for text in report.warnings())
     assert not [one for one in recwarn if issubclass(one.category, UnreadableWarning)]
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00001", "own"])
+def test_broken_rows_of_shards_are_named_as_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("EIGENSHOT_CACHE", str(tmp_path / "cache"))
+    contents: list[bytes | None] = [picture(row) for row in range(12)]
+    contents[3] = b"no picture"
+    folder, labels = tmp_path / "shards", [row % 2 for row in range(12)]
+    write_hub(folder / f"{name}.parquet", contents, labels, ["cat", "dog"])
+    place = f"{name}.parquet, row 3"
+    classifier = FewShotClassifier(small_encoder())
+    with pytest.warns(UnreadableWarning, match=f"left out 1 unreadable picture:\n  {place}") as w:
+        classifier.fit(folder)
+    assert [one.filename for one in w] == [__file__]
+    assert [where for where, _ in classifier.support_unreadable_] == [place]
+    write_pictures(tmp_path / "queries", *stripes((1, 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnreadableWarning)
+        report = classify(small_encoder(), folder, tmp_path / "queries")
+    assert any(f"support image left out: {place}: " in text for text in report.warnings())
+    assert report.to_dict()["support_unreadable"][0]["file"] == place
 
 
 def test_of_data_with_splits_the_train_images_are_the_examples(

@@ -99,7 +99,18 @@ def _tell_unused(reading: Reading) -> None:
 
 
 def as_images(images: Any, *, image_size: int, channels: int) -> Source:
-    """Anything that holds images as a source of the given shape, for an encoder.
+    """What `open_images` gives, for an encoder; pictures that cannot be read are warned of."""
+    source = open_images(images, image_size=image_size, channels=channels)
+    skipped = getattr(source, "unreadable", ())
+    if skipped and source is not images:  # else rows and files would no longer match unnoticed
+        # Past `Encoder.transform` and torch's wrapper of it, to the line that asked for features.
+        words = f"of '{images}' skipped {unreadable_in_words(skipped)}"
+        warnings.warn(words, UnreadableWarning, stacklevel=4)
+    return source
+
+
+def open_images(images: Any, *, image_size: int, channels: int, split: str | None = None) -> Source:
+    """Anything that holds images as a source of the given shape.
 
     Besides what `open_source` takes: one image file, or a list of files or Pillow images.
     """
@@ -112,13 +123,7 @@ def as_images(images: Any, *, image_size: int, channels: int) -> Source:
             stacked = np.stack([_decode(entry, image_size, channels) for entry in images])
             return ArraySource(torch.from_numpy(stacked), name="images")
         images = np.stack([np.asarray(entry) for entry in images])
-    source = open_source(images, image_size=image_size, channels=channels)
-    skipped = getattr(source, "unreadable", ())
-    if skipped and source is not images:  # else rows and files would no longer match unnoticed
-        # Past `Encoder.transform` and torch's wrapper of it, to the line that asked for features.
-        words = f"of '{images}' skipped {unreadable_in_words(skipped)}"
-        warnings.warn(words, UnreadableWarning, stacklevel=4)
-    return source
+    return open_source(images, image_size=image_size, channels=channels, split=split)
 
 
 def _is_table_file(path: str | os.PathLike[str]) -> bool:

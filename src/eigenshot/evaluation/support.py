@@ -15,9 +15,9 @@ import torch
 from eigenshot.data.folder import load_folder
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, is_picture_folder
-from eigenshot.data.opening import as_images, open_source, unreadable_in_words
+from eigenshot.data.opening import open_images, unreadable_in_words
 from eigenshot.data.reading.reader import DecodedSource
-from eigenshot.data.source import ArraySource, Source
+from eigenshot.data.source import Source
 from eigenshot.encoder import Preprocessing
 from eigenshot.errors import UnreadableWarning, UserError
 
@@ -51,16 +51,14 @@ def open_support(
     """
     source = _open(images, shape, progress, split)
     names = tuple(f"image {row}" for row in range(len(source)))
-    unreadable: tuple[tuple[str, str], ...] = ()
     if isinstance(source, DecodedSource) and source.paths is not None:
         if labels is None:
             _check_every_class(images, source)
-        names, unreadable = source.paths, source.unreadable
-        if unreadable:
-            words = f"of '{images}' left out {unreadable_in_words(unreadable)}"
-            warnings.warn(words, UnreadableWarning, stacklevel=3)
-        # Without its list of unreadable files, which are told here and need no second warning.
-        source = ArraySource(source.pixels, source.labels, source.class_names, source.name)
+        names = source.paths
+    unreadable = tuple(getattr(source, "unreadable", ()))
+    if unreadable:
+        words = f"of '{images}' left out {unreadable_in_words(unreadable)}"
+        warnings.warn(words, UnreadableWarning, stacklevel=3)
     if labels is not None:
         return Support(source, check_labels(labels, len(source)), names, unreadable)
     if source.labels is None:
@@ -100,10 +98,12 @@ def _open(
                 max_unreadable=1.0,
                 progress=progress,
             )
-    chosen = support_split(images, split)
-    if chosen is None:
-        return as_images(images, image_size=shape.image_size, channels=shape.channels)
-    return open_source(images, image_size=shape.image_size, channels=shape.channels, split=chosen)
+    return open_images(
+        images,
+        image_size=shape.image_size,
+        channels=shape.channels,
+        split=support_split(images, split),
+    )
 
 
 def support_split(images: Any, split: str) -> str | None:
