@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from eigenshot.cli_classify import classify as command
-from eigenshot.errors import UserError
+from eigenshot.errors import UnreadableWarning, UserError
 from eigenshot.evaluation.classifier import FewShotClassifier
 from eigenshot.evaluation.classifier_file import load_classifier
 from eigenshot.evaluation.classify import NONE_OF_THESE, classify
@@ -120,6 +120,25 @@ class TestReport:
         assert model.reject == 0.2  # it was not changed
         with pytest.raises(UserError, match="has its support and its C"):
             classify(model, place / "support", queries)
+
+
+def test_in_python_a_judged_folder_tells_which_file_each_row_is(place: Path) -> None:
+    model = FewShotClassifier(small_encoder()).fit(place / "support")
+    queries = place / "many queries"
+    write_pictures(queries, *stripes((4, 4, 4), seed=1))
+    (queries / "blue" / "00.png").write_text("no image")
+    with pytest.warns(UnreadableWarning, match=r"blue/00\.png") as told:
+        judged = model.judge(queries)
+    assert [one.filename for one in told] == [__file__]
+    assert judged.paths is not None
+    assert len(set(judged.paths)) == len(judged.probabilities) == 12
+    for path, row in zip(judged.paths, judged.probabilities, strict=True):
+        assert (queries / path).is_file()
+        assert Path(path).parent.name == model.classes_[row.argmax()]
+    files = [queries / path for path in judged.paths]
+    again = model.judge(files)
+    assert again.paths is None
+    np.testing.assert_array_equal(again.probabilities, judged.probabilities)
 
 
 class TestBadSupport:

@@ -98,14 +98,17 @@ def _tell_unused(reading: Reading) -> None:
         reading.say(f"these images are in memory already, so {' and '.join(unused)} does nothing")
 
 
-def as_images(images: Any, *, image_size: int, channels: int) -> Source:
-    """What `open_images` gives, for an encoder; pictures that cannot be read are warned of."""
+def as_images(images: Any, *, image_size: int, channels: int, stacklevel: int = 4) -> Source:
+    """What `open_images` gives, for an encoder; pictures that cannot be read are warned of.
+
+    The warning names the line ``stacklevel`` calls up, which is to be the one that asked.
+    """
     source = open_images(images, image_size=image_size, channels=channels)
     skipped = getattr(source, "unreadable", ())
     if skipped and source is not images:  # else rows and files would no longer match unnoticed
-        # Past `Encoder.transform` and torch's wrapper of it, to the line that asked for features.
+        # By default past `Encoder.transform` and torch's wrapper of it.
         words = f"of '{images}' skipped {unreadable_in_words(skipped)}"
-        warnings.warn(words, UnreadableWarning, stacklevel=4)
+        warnings.warn(words, UnreadableWarning, stacklevel=stacklevel)
     return source
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from eigenshot.data.opening import as_images
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError, check_strength
 from eigenshot.evaluation.assessment import assess
@@ -116,12 +117,14 @@ class Judgement:
 
     ``probabilities`` is ``(m, K)``, given that an image is of one of the classes; ``likeness``
     ``(m,)`` its largest cosine to the support; ``unlike`` bool ``(m,)``, whether it is none of
-    these.
+    these. ``paths`` has the file of each, relative to the folder they came from; None where they
+    came from none, and have the order in which they were given.
     """
 
     probabilities: np.ndarray
     likeness: np.ndarray
     unlike: np.ndarray
+    paths: tuple[str, ...] | None = None
 
 
 class FewShotClassifier(BaseEstimator):
@@ -228,9 +231,12 @@ class FewShotClassifier(BaseEstimator):
         return self
 
     def judge(self, images: Any) -> Judgement:
-        """Probabilities, likeness and rejection of images."""
+        """Probabilities, likeness and rejection of images, and the files of a folder's."""
         check_is_fitted(self, "logistic_")
-        return self.judge_features(self._features(images))
+        like = self.encoder.preprocessing
+        source = as_images(images, image_size=like.image_size, channels=like.channels, stacklevel=3)
+        judgement = self.judge_features(self._features(source))
+        return replace(judgement, paths=getattr(source, "paths", None))
 
     def judge_features(self, features: Any) -> Judgement:
         """The same of features ``(m, d)`` that the encoder made."""
