@@ -127,6 +127,35 @@ class TestDiagnostics:
         still.step()
         assert relative_step(still) == {}
 
+    def test_weights_that_only_decay_shorten_over_one_less_momentum_by_lr_times_decay(self) -> None:
+        weight = torch.ones(3, 3, dtype=torch.float64, requires_grad=True)
+        lr, momentum, decay = 0.05, 0.9, 5e-4
+        optimizer = torch.optim.SGD([weight], lr=lr, momentum=momentum, weight_decay=decay)
+        weight.grad = torch.zeros_like(weight)
+        for _ in range(4000):  # the time that the formula gives
+            optimizer.step()
+        rate = lr * decay / (1 - momentum)
+        assert float(weight.detach().mean()) == pytest.approx(math.exp(-1), rel=5e-3)
+        assert relative_step(optimizer)["relative_step"] == pytest.approx(rate, rel=5e-3)
+
+    def test_the_relative_step_settles_where_decay_and_steps_balance(self) -> None:
+        """Weights before a normalisation: gradients at right angles, shorter for longer weights."""
+        generator = torch.Generator().manual_seed(0)
+        lr, momentum, decay = 0.1, 0.9, 0.01  # a hundred steps to forget how long they were
+        settled = []
+        for length in (0.1, 10.0):
+            weight = torch.randn(50, 40, generator=generator, dtype=torch.float64)
+            weight.mul_(length / weight.norm()).requires_grad_()
+            optimizer = torch.optim.SGD([weight], lr=lr, momentum=momentum, weight_decay=decay)
+            for _ in range(1500):
+                own = weight.detach()
+                slope = torch.randn(50, 40, generator=generator, dtype=torch.float64) / own.norm()
+                weight.grad = slope - (slope * own).sum() / own.square().sum() * own
+                optimizer.step()
+            settled.append(relative_step(optimizer)["relative_step"])
+        expected = math.sqrt(2 * lr * decay / (1 + momentum))
+        assert settled == pytest.approx([expected, expected], rel=0.05)
+
     def test_healthy_collapsed_and_vanished(self) -> None:
         z = torch.randn(200, 30, generator=torch.Generator().manual_seed(0))
         healthy = diagnose(z, z)

@@ -99,7 +99,8 @@ def relative_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
     The median over weight matrices and kernels. Most of them stand before a normalisation, where
     only their direction counts, and turn no faster than this, whatever the learning rate is. Of
-    weights that only decay it is lr · decay / (1 − momentum).
+    weights that only decay it is lr · decay / (1 − momentum); where decay and steps at right angles
+    balance, √(2 · lr · decay / (1 + momentum)).
     """
     shares = []
     for group in optimizer.param_groups:
