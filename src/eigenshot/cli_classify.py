@@ -15,6 +15,7 @@ from eigenshot.cli_common import (
     refuse_several,
 )
 from eigenshot.errors import UserError
+from eigenshot.files import why_not_writable
 
 
 def classify(
@@ -79,6 +80,8 @@ def classify(
             raise UserError(f"no such folder: '{file.parent}'")
         if file.is_dir():
             raise UserError(f"expected a file to write, found a folder: '{file}'")
+        if reason := why_not_writable(file.parent):
+            raise UserError(f"cannot write to '{file}': {reason}")
         _refuse_to_overwrite(file, run or classifier, [support, *query, *given])
     if out is not None and save is not None and out.resolve() == save.resolve():
         raise UserError(f"--out and --save name the same file, '{out}': give each its own")

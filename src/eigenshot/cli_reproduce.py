@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from eigenshot.cli_common import DeviceOption, find_own_code, refuse_several
 from eigenshot.errors import UserError
+from eigenshot.files import why_not_writable, write_text
 
 if TYPE_CHECKING:
     from eigenshot.reproduction.execute import Places
@@ -74,12 +74,13 @@ def reproduce(
     from eigenshot.reproduction.picture import draw_table_curves
     from eigenshot.reproduction.plan import Choices, make_plan
     from eigenshot.reproduction.rendering import as_markdown, as_text
-    from eigenshot.reproduction.session import Session
+    from eigenshot.reproduction.session import Session, check_budget
     from eigenshot.reproduction.table import read_table
 
     refuse_several("reproduce")
     if dry_run and results_only:
         raise UserError("--dry-run shows what would be run, --results-only runs nothing; take one")
+    check_budget(budget)
     chosen = read_table(table)
     find_own_code(*(row.method for row in chosen.rows), *(settings or []))
     choices = Choices(
@@ -143,13 +144,11 @@ def _make_folder(folder: Path) -> None:
         raise UserError(
             f"--results '{folder}' cannot be a folder: {error.strerror}; choose another"
         ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"--results '{folder}' cannot be written to; choose another folder")
+    if reason := why_not_writable(folder):
+        raise UserError(f"--results '{folder}' cannot be written to: {reason}; choose another")
 
 
 def _write(file: Path, text: str) -> None:
-    from eigenshot.files import write_text
-
     try:
         write_text(file, text)
     except OSError as error:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from eigenshot.errors import reason_of
+
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
@@ -30,6 +32,18 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
             os.unlink(temporary)
         raise
     _sync_folder(path.parent)
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Why no file can be made in ``folder``, as the end of a sentence; None where one can.
+
+    It is tried: the permissions alone do not tell of file systems that cannot be written to.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return reason_of(error)
 
 
 def _sync_folder(folder: Path) -> None:

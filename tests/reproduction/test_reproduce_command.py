@@ -227,6 +227,7 @@ def test_the_embedded_characters(
         (["--set", "training.seed=1"], "use --seeds"),
         (["--set", "optimizer.rate=1"], "unknown setting 'optimizer.rate'; did you mean"),
         (["--budget", "0"], "--budget must be above 0 minutes"),
+        (["--budget", "-3", "--dry-run"], "--budget must be above 0 minutes, found -3"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--results", "mini.toml"], "--results 'mini.toml' cannot be a folder"),
     ],
@@ -262,4 +263,4 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
 ) -> None:
     (tmp_path / "kept").mkdir(mode=0o555)
     sentence = shell.refused("reproduce", table, "--results", tmp_path / "kept")
-    assert "cannot be written to; choose another folder" in sentence
+    assert "cannot be written to: permission denied; choose another" in sentence

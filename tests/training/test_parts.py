@@ -204,12 +204,19 @@ class TestRandomness:
 
 
 class TestInterruption:
-    def test_first_signal_is_a_request_and_the_second_acts(self) -> None:
+    def test_first_signal_is_a_request_and_a_later_one_acts(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         before = signal.getsignal(signal.SIGINT)
+        now = 100.0
+        monkeypatch.setattr("eigenshot.training.interrupt.time.monotonic", lambda: now)
         with Interruption() as interruption:
             assert not interruption.requested
             os.kill(os.getpid(), signal.SIGINT)
             assert interruption.requested
+            now += 0.5
+            os.kill(os.getpid(), signal.SIGINT)  # the same request: the state is being saved
+            now += 0.6
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is before

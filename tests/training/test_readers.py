@@ -78,6 +78,19 @@ def test_a_stopped_stream_goes_on_exactly(shards: Path, tmp_path: Path) -> None:
     assert encoder_bytes(tmp_path / "whole") == encoder_bytes(tmp_path / "parts")
 
 
+def test_a_stream_goes_on_in_the_window_that_was_chosen_for_it(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = settings(reader="streamed"), tmp_path / "parts"
+    whole = pretrain(str(shards), config, tmp_path / "whole", device="cpu")
+    with pytest.raises(Interrupted):
+        pretrain(str(shards), config, out, device="cpu", reporter=Recorder(stop_at=8))
+    # By now the machine has less memory, and a new run would take a smaller window.
+    monkeypatch.setattr("eigenshot.data.reading.reader.available_memory", lambda: 16 * 16 * 3 * 80)
+    pretrain(str(shards), config, out, device="cpu", resume=True)
+    assert encoder_bytes(whole.folder) == encoder_bytes(out)
+
+
 def test_another_window_would_be_another_run(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError, reason_of
 from eigenshot.evaluation.bench import open_for
 from eigenshot.evaluation.features import encoder_digest, extract_features
-from eigenshot.files import atomic_write
+from eigenshot.files import atomic_write, why_not_writable
 from eigenshot.hardware import Precision, choose_device
 from eigenshot.reporter import Reporter
 
@@ -135,8 +134,8 @@ def _prepare_folder(target: Path) -> None:
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise UserError(f"cannot make the folder '{folder}' for features: {reason}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write features to '{folder}': permission denied")
+    if reason := why_not_writable(folder):
+        raise UserError(f"cannot write features to '{target}': {reason}")
 
 
 def _write_npz(handle: IO[bytes], table: _Table) -> None:

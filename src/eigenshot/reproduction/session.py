@@ -86,6 +86,12 @@ def result_of(run: PlannedRun, library: Library) -> Result | None:
     return None
 
 
+def check_budget(minutes: float | None) -> None:
+    """Refuse a budget in which nothing can be run."""
+    if minutes is not None and not minutes > 0:
+        raise UserError(f"--budget must be above 0 minutes, found {minutes:g}")
+
+
 def run_all(
     runs: Sequence[PlannedRun],
     places: Places,
@@ -100,8 +106,7 @@ def run_all(
     interrupted, stops at a checkpoint and is gone on with the next time. One that fails is told,
     and the next begins.
     """
-    if minutes is not None and not minutes > 0:
-        raise UserError(f"--budget must be above 0 minutes, found {minutes:g}")
+    check_budget(minutes)
     end = None if minutes is None else time.monotonic() + 60 * minutes
     estimator = None if end is None else Estimator(places.results, device)
     session = Session()

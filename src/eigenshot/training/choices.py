@@ -36,7 +36,7 @@ def adopt_choices(config: Config, stored: Config) -> Config:
     data = dataclasses.replace(
         data, mean=data.mean or stored.data.mean, std=data.std or stored.data.std
     )
-    if data.reader == "auto" and stored.data.reader == "streamed":
+    if stored.data.reader == "streamed" and data.reader in ("auto", "streamed"):
         window = data.window or stored.data.window
         data = dataclasses.replace(data, reader="streamed", window=window)
     if training.batch_size == "auto":

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
+# A key that is pressed twice, or a signal that a wrapper passes on as well, is one request.
+_SAME_REQUEST_SECONDS = 1.0
+
 
 class Interruption:
-    """While active, the first SIGINT or SIGTERM sets `requested`; a second one acts at once."""
+    """While active, the first SIGINT or SIGTERM sets `requested`; one a second later acts at once.
+
+    Until then the step ends and the state is saved; to act at once is for where that hangs.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self._when = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -27,6 +35,8 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._when = True, now
+        elif now - self._when > _SAME_REQUEST_SECONDS:
             raise KeyboardInterrupt
-        self.requested = True

@@ -114,4 +114,5 @@ class _SentFor:
 def _require_finite(means: dict[str, float]) -> None:
     broken = [name for name, value in means.items() if not abs(value) < float("inf")]
     if broken:
-        raise TrainingDiverged(f"{', '.join(broken)} is no longer finite")
+        verb = "is" if len(broken) == 1 else "are"
+        raise TrainingDiverged(f"{', '.join(broken)} {verb} no longer finite")

@@ -204,7 +204,10 @@ def _train(
     except TrainingDiverged as error:
         kept = f"the last good checkpoint stands in '{folder.last.parent}'"
         kept = kept if folder.last.exists() else "no checkpoint had been written yet"
-        raise TrainingDiverged(f"{error}; {kept}; start anew with a lower optimizer.lr") from error
+        raise TrainingDiverged(
+            f"{error}; {kept}; start anew in another folder (--out), as a rule with a lower "
+            "optimizer.lr"
+        ) from error
 
 
 def _open_probe(parts: Parts, data: Any, reporter: Reporter) -> Probe | None:

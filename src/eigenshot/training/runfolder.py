@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from eigenshot.configfile import config_from_table, to_toml
 from eigenshot.data.reading.locks import locked
 from eigenshot.encoder import FILE_NAME as ENCODER_NAME
 from eigenshot.errors import CorruptFileError, UserError
-from eigenshot.files import remove_leftovers, write_json, write_text
+from eigenshot.files import remove_leftovers, why_not_writable, write_json, write_text
 
 _MARK = "eigenshot_run"
 
@@ -51,8 +50,8 @@ class RunFolder:
             place = place.parent
         if not place.is_dir():
             raise UserError(f"'{place}' is a file; --out needs a folder")
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise UserError(f"'{place}' cannot be written to; choose another --out")
+        if reason := why_not_writable(place):
+            raise UserError(f"'{place}' cannot be written to: {reason}; choose another --out")
         if not self.path.exists() or self._is_bare():
             return
         if not self._read_data().get(_MARK):

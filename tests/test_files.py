@@ -1,0 +1,23 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eigenshot.files import why_not_writable
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    assert why_not_writable(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    assert why_not_writable(tmp_path / "missing") == "no such file or directory"
+    (tmp_path / "file").touch()
+    assert why_not_writable(tmp_path / "file") == "not a directory"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no file system of this kind")
+def test_permissions_alone_do_not_tell() -> None:
+    """Root may write to any folder, but not to all file systems."""
+    assert why_not_writable(Path("/proc/self")) is not None
