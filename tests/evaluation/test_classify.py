@@ -61,7 +61,7 @@ class TestReport:
         assert [Path(row.file).name for row in report.predictions] == ["0.png"]
         assert [Path(file).name for file, _ in report.unreadable] == ["broken.png", "missing.png"]
         assert any("broken.png" in warning for warning in report.warnings())
-        with pytest.raises(UserError, match="none of the 2 images to classify can be read"):
+        with pytest.raises(UserError, match="no image to classify can be read"):
             classify(small_encoder(), place / "support", files[1:])
 
     def test_a_broken_file_in_a_folder(self, place: Path) -> None:

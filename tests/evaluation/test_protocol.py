@@ -118,6 +118,12 @@ def test_a_precision_that_the_device_has_not(bench: Bench) -> None:
         Bench(bench.run, device="cpu", precision="bf16")
 
 
+def test_fewer_views_than_none_are_refused(bench: Bench, tmp_path: Path) -> None:
+    both = shards(tmp_path / "both", train=6, test=4)
+    with pytest.raises(UserError, match="support_views must be at least 0, found -1"):
+        fewshot_of_run(bench, both, ways=2, shots=(1,), queries=1, support_views=-1)
+
+
 def test_crops_are_of_all_images_that_are_compared(bench: Bench, tmp_path: Path) -> None:
     both = shards(tmp_path / "both", train=6, test=4)
     cropped = Bench(bench.run, device="cpu", reporter=Listener(), crops="five")

@@ -199,7 +199,7 @@ class TestWeight:
         ("options", "message"),
         [
             ({"gamma": -1.0}, "gamma must not be negative, found -1.0"),
-            ({"k_gamma": -1.0}, "gamma must not be negative, found -1.0"),
+            ({"k_gamma": -1.0}, "^k_gamma must not be negative, found -1.0"),
             ({"alpha": 0.0}, "alpha must be positive, found 0.0"),
             ({"layers": [0, 9]}, r"between 0 \(the input\) and 4 .* found \[9\]"),
             ({"mixup": "cutmix"}, "expected 'manifold' or 'input' or 'none', found 'cutmix'"),

@@ -398,6 +398,14 @@ class TestProbe:
         with pytest.raises(UserError, match="the probe needs labelled images"):
             pretrain(images, tiny(probe__kind="knn"), tmp_path / "run", device="cpu")
 
+    def test_images_that_are_nowhere_are_told_before_any_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr("eigenshot.training.pretrain.load_source")
+        config = tiny(probe__kind="knn", probe__data=str(tmp_path / "nowhere"))
+        with pytest.raises(UserError, match="nowhere' is neither a folder or file nor a benchmark"):
+            pretrain("glyphs", config, tmp_path / "run", device="cpu")
+
     def test_what_cannot_be_probed_is_refused_before_training(self, tmp_path: Path) -> None:
         labels = np.array([0] * 9 + [1])
         np.savez(tmp_path / "val.npz", images=np.zeros((10, 28, 28), np.uint8), labels=labels)

@@ -254,7 +254,7 @@ def read_queries(
             pixels.append(torch.from_numpy(picture)[None])
     if not files:
         shown = "; ".join(f"{file}: {why}" for file, why in unreadable[:3])
-        raise UserError(f"none of the {len(unreadable)} images to classify can be read: {shown}")
+        raise UserError(f"no image to classify can be read: {shown}")
     return files, ArraySource(torch.cat(pixels), name="queries"), tuple(unreadable)
 
 

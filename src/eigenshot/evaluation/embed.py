@@ -132,8 +132,9 @@ def _prepare_folder(target: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UserError(f"cannot make the folder '{folder}' for features: {reason}") from error
+        raise UserError(
+            f"cannot make the folder '{folder}' for features: {reason_of(error)}"
+        ) from error
     if reason := why_not_writable(folder):
         raise UserError(f"cannot write features to '{target}': {reason}")
 

@@ -68,7 +68,7 @@ def fewshot_of_run(
     split = split or choose_split(data, "test", bench.reporter)
     source, labels = bench.open_labelled(data, split, "test")
     tasks: dict[str, Any] = {"ways": ways, "shots": shots, "queries": queries}
-    check_at_least(0, seed=seed)
+    check_at_least(0, seed=seed, support_views=support_views)
     check_episodes(labels, **tasks, class_names=source.class_names)
     if select_on is not None:
         others, other_labels = bench.open_labelled(select_on, None, "validation")

@@ -116,8 +116,9 @@ class DeepLaplacianEigenmapsMethod(PairMethod):
         )
         if gamma is not None and k_gamma is not None:
             raise UserError("give either gamma or k_gamma, not both: k_gamma is K times gamma")
-        if min(gamma or 0.0, k_gamma or 0.0) < 0:
-            raise UserError(f"gamma must not be negative, found {gamma if gamma else k_gamma}")
+        for name, weight in (("gamma", gamma), ("k_gamma", k_gamma)):
+            if weight is not None and weight < 0:
+                raise UserError(f"{name} must not be negative, found {weight}")
         self.gamma = gamma
         self.k_gamma = 0.02 if gamma is None and k_gamma is None else k_gamma
         self.reduction: Reduction = reduction

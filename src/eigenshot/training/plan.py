@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from eigenshot.config import Config
-from eigenshot.data.naming import is_benchmark
+from eigenshot.data.naming import is_benchmark, require_place
 from eigenshot.encoder import encoder_path
 from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device
@@ -71,6 +71,8 @@ def make_plan(
         raise UserError(
             "the probe needs labelled images: --set probe.data=FOLDER with a sub-folder a class"
         )
+    if config.probe.kind != "none" and config.probe.data:
+        require_place(config.probe.data)
     if initial is not None:
         encoder_path(initial)
     if started:
