@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,3 +41,21 @@ def test_the_table_of_the_readme_is_the_result_file() -> None:
         cells = [f"{result[key][s]['accuracy']:.1f} ± {result[key][s]['ci95']:.1f}" for s in "15"]
         assert re.search(rf"\|[^|]*{name}[^|]*\|[^|]*{cells[0]}[^|]*\|[^|]*{cells[1]}", text), key
     assert f"{result['seconds']:.0f} s on two CPU cores" in text
+
+
+def test_the_table_of_photographs_is_the_result_files() -> None:
+    text = (ROOT / "README.md").read_text()
+
+    def read(name: str) -> Any:
+        return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+    seeds = [read(f"fc100/dle-fc100-best-400ep-seed{seed}") for seed in range(3)]
+    for shots, row in (("1", " FC100 [^|]*, 1 example "), ("5", " 5 examples ")):
+        mean = sum(result["fewshot"][shots]["accuracy"] for result in seeds) / 3
+        assert re.search(rf"\|{row}\| \*\*{mean:.1f} ± ", text), row
+    for name, row in (
+        ("cifar10/dle-cifar10-best+ef91dfc3-800ep-seed0", "CIFAR-10 "),
+        ("cifar100/dle-cifar100-best-400ep-seed0", "CIFAR-100 "),
+    ):
+        accuracy = read(name)["linear"]["accuracy"]
+        assert re.search(rf"\| {row}[^|]*\| \*\*{accuracy:.1f}\*\* \|", text), row

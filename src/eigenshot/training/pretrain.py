@@ -204,10 +204,8 @@ def _train(
     except TrainingDiverged as error:
         kept = f"the last good checkpoint stands in '{folder.last.parent}'"
         kept = kept if folder.last.exists() else "no checkpoint had been written yet"
-        raise TrainingDiverged(
-            f"{error}; {kept}; start anew in another folder (--out), as a rule with a lower "
-            "optimizer.lr"
-        ) from error
+        advice = "start anew with another --out, as a rule with a lower optimizer.lr"
+        raise TrainingDiverged(f"{error}; {kept}; {advice}") from error
 
 
 def _open_probe(parts: Parts, data: Any, reporter: Reporter) -> Probe | None:
