@@ -159,6 +159,31 @@ def test_ctrl_c_before_the_first_step_says_how_to_go_on(
     assert "encoder in" in out
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="where nothing can be written to")
+def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
+    shell: Shell, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, place = tmp_path / "run", Path("/proc/self")
+    assert shell("pretrain", photos, "--out", run, *TINY)[0] == 0
+    for work in (
+        "eigenshot.training.pretrain.load_source",
+        "eigenshot.evaluation.embed.extract_features",
+        "eigenshot.evaluation.classify.classify",
+        "eigenshot.reproduction.session.run_all",
+    ):
+        monkeypatch.delattr(work)
+    again = shell.refused("pretrain", photos, "--out", place / "run", *TINY)
+    assert "'/proc/self' cannot be written to: " in again
+    features = shell.refused("embed", run, photos, "--out", place / "f.npz", "--device", "cpu")
+    assert "cannot write features to '/proc/self/f.npz': " in features
+    classified = ("classify", run, "--support", photos, "--query", photos)
+    for option in ("--out", "--save"):
+        sentence = shell.refused(*classified, option, place / "file")
+        assert "cannot write to '/proc/self/file': " in sentence
+    table = shell.refused("reproduce", "ablation", "--results", place)
+    assert "--results '/proc/self' cannot be written to: " in table
+
+
 class TestBadInput:
     """Each is a sentence a person can act on and exit code 2."""
 
@@ -336,6 +361,8 @@ def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Pat
     code, out, _ = shell("evaluate", "knn", run, *both, "--json")
     assert (code, json.loads(out)["neighbours"]) == (0, 24), "not the 200 that were asked for"
     assert shell("evaluate", "knn", run, *both)[1].startswith("24 nearest neighbours  ")
+    single = shell("evaluate", "knn", run, *both, "--neighbours", 1)[1]
+    assert single == "1 nearest neighbour  100.00 %\n"
     same = ("--train", photos, "--test", photos)
     assert "--train and --test are the same images" in shell.refused("evaluate", "knn", run, *same)
     code, out, _ = shell("evaluate", "linear", run, *both, "--exact", "--json")

@@ -13,6 +13,7 @@ from eigenshot.cli_common import (
     DeviceOption,
     find_own_code,
     refuse_several,
+    reporting,
 )
 from eigenshot.errors import UserError
 from eigenshot.files import why_not_writable
@@ -88,34 +89,31 @@ def classify(
 
     from json import dumps
 
-    from rich.console import Console
-
     from eigenshot.encoder import load_encoder
     from eigenshot.evaluation.classifier_file import load_classifier
     from eigenshot.evaluation.classify import classify as classify_images
-    from eigenshot.reporter import ConsoleReporter
 
-    reporter = ConsoleReporter(Console(stderr=True))
     find_own_code(backbone)
-    report = classify_images(
-        load_encoder(run, backbone=backbone).with_crops(crops)  # type: ignore[arg-type]
-        if run is not None
-        else load_classifier(str(classifier), backbone=backbone),
-        support,
-        [*query, *given],
-        C=C,
-        reject=reject,
-        device=device,
-        reporter=reporter,
-    )
-    for warning in report.warnings():
-        reporter.warn(warning)
-    if out is not None:
-        report.write_csv(out)
-        reporter.note(f"{len(report.predictions)} predictions in {out}")
-    if save is not None:
-        report.classifier.save(save)
-        reporter.note(f"classifier and encoder in {save} ({save.stat().st_size / 1e6:.1f} MB)")
+    with reporting() as reporter:
+        report = classify_images(
+            load_encoder(run, backbone=backbone).with_crops(crops)  # type: ignore[arg-type]
+            if run is not None
+            else load_classifier(str(classifier), backbone=backbone),
+            support,
+            [*query, *given],
+            C=C,
+            reject=reject,
+            device=device,
+            reporter=reporter,
+        )
+        for warning in report.warnings():
+            reporter.warn(warning)
+        if out is not None:
+            report.write_csv(out)
+            reporter.note(f"{len(report.predictions)} predictions in {out}")
+        if save is not None:
+            report.classifier.save(save)
+            reporter.note(f"classifier and encoder in {save} ({save.stat().st_size / 1e6:.1f} MB)")
     if json:
         typer.echo(dumps(report.to_dict()))
         return

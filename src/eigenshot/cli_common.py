@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eigenshot.errors import UserError
+
+if TYPE_CHECKING:
+    from eigenshot.reporter import Reporter
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder or an encoder file.")]
 
@@ -44,6 +47,17 @@ def find_own_code(*names: str | None) -> None:
     """Let ``package.module:Name`` be found beside the user; what is installed still comes first."""
     if any(name is not None and ":" in name for name in names):
         sys.path.append(os.getcwd())
+
+
+@contextlib.contextmanager
+def reporting(speaks: bool = True) -> Iterator[Reporter]:
+    """Who tells a person how far the work is, and takes its bars away when that breaks off."""
+    from rich.console import Console
+
+    from eigenshot.reporter import ConsoleReporter, Reporter
+
+    with ConsoleReporter(Console(stderr=True)) if speaks else Reporter() as reporter:
+        yield reporter
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP
+from eigenshot.cli_common import DATA_HELP, reporting
 
 data_app = typer.Typer(
     help="Benchmarks: which there are, whether they are here and in order.",
@@ -53,23 +53,20 @@ def check_command(
     """Decode every image once and report what is wrong; exit code 1 if anything is."""
     from json import dumps
 
-    from rich.console import Console
-
     from eigenshot.data.benchmarks.access import BENCHMARKS
     from eigenshot.data.benchmarks.check import check_benchmark, check_table
     from eigenshot.data.benchmarks.check_input import open_table_for_check
     from eigenshot.errors import UserError
-    from eigenshot.reporter import ConsoleReporter
 
     if data == "glyphs":
         raise UserError("glyphs are drawn as they are needed; there are no files to check")
-    reporter = ConsoleReporter(Console(stderr=True))
-    progress = reporter.counting(f"checking {data}")
-    if data in BENCHMARKS:
-        report = check_benchmark(data, progress)
-    else:
-        table, splits = open_table_for_check(data, reporter)
-        report = check_table(table, splits, progress)
+    with reporting() as reporter:
+        progress = reporter.counting(f"checking {data}")
+        if data in BENCHMARKS:
+            report = check_benchmark(data, progress)
+        else:
+            table, splits = open_table_for_check(data, reporter)
+            report = check_table(table, splits, progress)
     typer.echo(dumps(report.to_dict(), indent=2) if json else report.to_text())
     if report.problems:
         raise typer.Exit(1)
@@ -86,19 +83,16 @@ def fetch_command(
     ] = False,
 ) -> None:
     """Bring a data set, or what is missing of it, from the Hugging Face hub."""
-    from rich.console import Console
-
     from eigenshot.data.benchmarks.access import find_benchmark
     from eigenshot.data.benchmarks.hub import fetch, fetch_benchmark, hub_folder
     from eigenshot.errors import UserError
-    from eigenshot.reporter import ConsoleReporter
 
-    reporter = ConsoleReporter(Console(stderr=True))
     repository = name.removeprefix("hub:")
     if name == "glyphs":
         raise UserError("glyphs are drawn as they are needed; there is nothing to fetch")
-    if "/" in repository:
-        folder = fetch(repository, hub_folder(repository), reporter=reporter, force=force)
-    else:
-        folder = fetch_benchmark(find_benchmark(name).name, reporter=reporter, force=force)
+    with reporting() as reporter:
+        if "/" in repository:
+            folder = fetch(repository, hub_folder(repository), reporter=reporter, force=force)
+        else:
+            folder = fetch_benchmark(find_benchmark(name).name, reporter=reporter, force=force)
     typer.echo(f"shards in {folder}")

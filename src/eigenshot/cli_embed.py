@@ -15,6 +15,7 @@ from eigenshot.cli_common import (
     PrecisionOption,
     RunArgument,
     find_own_code,
+    reporting,
     together,
 )
 
@@ -37,13 +38,10 @@ def embed_command(
     precision: PrecisionOption = "auto",
 ) -> None:
     """Write the features of images to a file, with labels and paths where they are known."""
-    from rich.console import Console
-
     from eigenshot.evaluation.embed import embed
-    from eigenshot.reporter import ConsoleReporter, Reporter
 
     find_own_code(backbone)
-    with together(device) as speaks:
+    with together(device) as speaks, reporting(speaks) as reporter:
         file = embed(
             run,
             data,
@@ -52,7 +50,7 @@ def embed_command(
             backbone=backbone,
             crops=crops,  # type: ignore[arg-type]
             device=device,
-            reporter=ConsoleReporter(Console(stderr=True)) if speaks else Reporter(),
+            reporter=reporter,
             cache=not no_cache,
             precision=precision,  # type: ignore[arg-type]
             together=True,

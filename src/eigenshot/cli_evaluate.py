@@ -16,12 +16,14 @@ from eigenshot.cli_common import (
     PrecisionOption,
     RunArgument,
     find_own_code,
+    reporting,
     together,
 )
 from eigenshot.errors import UserError
 
 if TYPE_CHECKING:
     from eigenshot.evaluation.bench import Bench
+    from eigenshot.reporter import Reporter
 
 evaluate = typer.Typer(no_args_is_help=True, help="Measure an encoder on labelled images.")
 
@@ -40,15 +42,11 @@ def _bench(
     backbone: str | None,
     normalise: str,
     crops: str | None,
-    speaks: bool,
+    reporter: Reporter,
 ) -> Bench:
-    from rich.console import Console
-
     from eigenshot.evaluation.bench import Bench
-    from eigenshot.reporter import ConsoleReporter, Reporter
 
     find_own_code(backbone)
-    reporter = ConsoleReporter(Console(stderr=True)) if speaks else Reporter()
     return Bench(run, device, backbone, normalise, reporter, precision, crops)  # type: ignore[arg-type]
 
 
@@ -133,8 +131,8 @@ def fewshot(
         "interval": interval,
     }
     differences: dict[int, tuple[float, float]] = {}
-    with together(device) as speaks:
-        how = (device, precision, backbone, normalise, crops, speaks)
+    with together(device) as speaks, reporting(speaks) as reporter:
+        how = (device, precision, backbone, normalise, crops, reporter)
         bench = _bench(run, *how)
         other_bench = None if against is None else _bench(against, *how)
         results = fewshot_of_run(bench, data, **settings)
@@ -205,9 +203,9 @@ def linear(
         _refuse_idle(context, ("C",), "it is of --exact; the SGD has no penalty")
     from eigenshot.evaluation.protocol import linear_of_run
 
-    with together(device) as speaks:
+    with together(device) as speaks, reporting(speaks) as reporter:
         result = linear_of_run(
-            _bench(run, device, precision, backbone, "encoder", crops, speaks),
+            _bench(run, device, precision, backbone, "encoder", crops, reporter),
             train,
             test,
             exact=exact,
@@ -240,9 +238,9 @@ def knn(
     """Accuracy of the weighted vote of the nearest training images."""
     from eigenshot.evaluation.protocol import knn_of_run
 
-    with together(device) as speaks:
+    with together(device) as speaks, reporting(speaks) as reporter:
         result = knn_of_run(
-            _bench(run, device, precision, backbone, normalise, crops, speaks),
+            _bench(run, device, precision, backbone, normalise, crops, reporter),
             train,
             test,
             neighbours=neighbours,

@@ -130,6 +130,10 @@ def test_in_python_a_judged_folder_tells_which_file_each_row_is(place: Path) -> 
     with pytest.warns(UnreadableWarning, match=r"blue/00\.png") as told:
         judged = model.judge(queries)
     assert [one.filename for one in told] == [__file__]
+    for ask in (model.predict, model.predict_proba):
+        with pytest.warns(UnreadableWarning) as told:
+            assert len(ask(queries)) == 12
+        assert [one.filename for one in told] == [__file__], "the line that asked"
     assert judged.paths is not None
     assert len(set(judged.paths)) == len(judged.probabilities) == 12
     for path, row in zip(judged.paths, judged.probabilities, strict=True):

@@ -12,6 +12,7 @@ import pytest
 from eigenshot.errors import UserError
 from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.fewshot import FewShotResult, evaluate_fewshot
+from eigenshot.evaluation.knn import KnnResult, knn_accuracy
 from eigenshot.evaluation.protocol import fewshot_of_run, knn_of_run, linear_of_run
 from tests.data.benchmarks.test_hub import Listener
 from tests.data.parquet_files import cells, picture, write, write_hub
@@ -116,6 +117,22 @@ def test_a_precision_that_the_device_has_not(bench: Bench) -> None:
     assert bench.precision == "float32"
     with pytest.raises(UserError, match="bf16 needs a GPU"):
         Bench(bench.run, device="cpu", precision="bf16")
+
+
+def test_neighbours_and_temperature_are_those_asked_for(bench: Bench, tmp_path: Path) -> None:
+    both = shards(tmp_path / "both", train=30, test=30)
+    train, test = (bench.open_labelled(both, split, split) for split in ("train", "test"))
+    tables = (bench.features(train[0]), train[1], bench.features(test[0]), test[1])
+    found = set()
+    for neighbours, temperature in ((1, 0.1), (7, 0.1), (30, 0.1), (30, 1e-4)):
+        asked = {"neighbours": neighbours, "temperature": temperature}
+        result = knn_of_run(bench, both, both, **asked)
+        expected = knn_accuracy(*tables, neighbours=neighbours, temperature=temperature)
+        assert result == KnnResult(expected, neighbours, temperature)
+        found.add(result.accuracy)
+    assert len(found) > 1
+    third = KnnResult(100 / 3, 5, 0.1)
+    assert third.summary() == {"accuracy": 33.3333, "neighbours": 5, "temperature": 0.1}
 
 
 def test_fewer_views_than_none_are_refused(bench: Bench, tmp_path: Path) -> None:

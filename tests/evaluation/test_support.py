@@ -91,6 +91,10 @@ def test_broken_rows_of_shards_are_named_as_files_are(
         report = classify(small_encoder(), folder, tmp_path / "queries")
     assert any(f"support image left out: {place}: " in text for text in report.warnings())
     assert report.to_dict()["support_unreadable"][0]["file"] == place
+    contents[4:9] = [None] * 5  # as many as there may be, since each is named
+    write_hub(folder / f"{name}.parquet", contents, labels, ["cat", "dog"])
+    with pytest.warns(UnreadableWarning, match="left out 6 unreadable pictures"):
+        assert len(classifier.fit(folder).support_) == 6
 
 
 def test_of_data_with_splits_the_train_images_are_the_examples(

@@ -62,6 +62,9 @@ class TestMeter:
             meter.check_finite()
         with pytest.raises(TrainingDiverged, match="trace is no longer finite"):
             meter.glance_at_finite()
+        meter.add({"loss": torch.tensor(value), "trace": torch.tensor(value)})
+        with pytest.raises(TrainingDiverged, match="loss, trace are no longer finite"):
+            meter.check_finite()
 
     @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
     def test_a_glance_sees_what_was_there_at_an_earlier_one(self, device: str) -> None:

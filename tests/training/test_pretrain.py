@@ -405,6 +405,9 @@ class TestProbe:
         config = tiny(probe__kind="knn", probe__data=str(tmp_path / "nowhere"))
         with pytest.raises(UserError, match="nowhere' is neither a folder or file nor a benchmark"):
             pretrain("glyphs", config, tmp_path / "run", device="cpu")
+        monkeypatch.undo()
+        unused = tiny(probe__kind="none", probe__data=str(tmp_path / "nowhere"))
+        assert pretrain("glyphs", unused, tmp_path / "run", device="cpu").summary["steps"]
 
     def test_what_cannot_be_probed_is_refused_before_training(self, tmp_path: Path) -> None:
         labels = np.array([0] * 9 + [1])

@@ -145,6 +145,14 @@ def test_a_resume_with_another_reader_names_both(shards: Path, tmp_path: Path) -
         pretrain(str(shards), settings(reader="streamed"), out, device="cpu", resume=True)
 
 
+def test_a_stream_does_not_go_on_in_memory(shards: Path, tmp_path: Path) -> None:
+    out, streamed = tmp_path / "run", settings(reader="streamed")
+    with pytest.raises(Interrupted):
+        pretrain(str(shards), streamed, out, device="cpu", reporter=Recorder(stop_at=8))
+    with pytest.raises(UserError, match=r"data\.reader: 'streamed' in the run, 'resident' asked"):
+        pretrain(str(shards), settings(reader="resident"), out, device="cpu", resume=True)
+
+
 def test_a_full_disk_leaves_no_empty_run(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

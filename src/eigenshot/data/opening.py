@@ -112,7 +112,14 @@ def as_images(images: Any, *, image_size: int, channels: int, stacklevel: int = 
     return source
 
 
-def open_images(images: Any, *, image_size: int, channels: int, split: str | None = None) -> Source:
+def open_images(
+    images: Any,
+    *,
+    image_size: int,
+    channels: int,
+    split: str | None = None,
+    reading: Reading | None = None,
+) -> Source:
     """Anything that holds images as a source of the given shape.
 
     Besides what `open_source` takes: one image file, or a list of files or Pillow images.
@@ -126,7 +133,9 @@ def open_images(images: Any, *, image_size: int, channels: int, split: str | Non
             stacked = np.stack([_decode(entry, image_size, channels) for entry in images])
             return ArraySource(torch.from_numpy(stacked), name="images")
         images = np.stack([np.asarray(entry) for entry in images])
-    return open_source(images, image_size=image_size, channels=channels, split=split)
+    return open_source(
+        images, image_size=image_size, channels=channels, split=split, reading=reading
+    )
 
 
 def _is_table_file(path: str | os.PathLike[str]) -> bool:

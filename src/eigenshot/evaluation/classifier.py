@@ -117,8 +117,9 @@ class Judgement:
 
     ``probabilities`` is ``(m, K)``, given that an image is of one of the classes; ``likeness``
     ``(m,)`` its largest cosine to the support; ``unlike`` bool ``(m,)``, whether it is none of
-    these. ``paths`` has the file of each, relative to the folder they came from; None where they
-    came from none, and have the order in which they were given.
+    these. ``paths`` has the file of each, relative to the folder they came from, and is None where
+    they came from none: images have the order in which they were given, less rows of shards that
+    could not be read, which a warning names.
     """
 
     probabilities: np.ndarray
@@ -232,11 +233,7 @@ class FewShotClassifier(BaseEstimator):
 
     def judge(self, images: Any) -> Judgement:
         """Probabilities, likeness and rejection of images, and the files of a folder's."""
-        check_is_fitted(self, "logistic_")
-        like = self.encoder.preprocessing
-        source = as_images(images, image_size=like.image_size, channels=like.channels, stacklevel=3)
-        judgement = self.judge_features(self._features(source))
-        return replace(judgement, paths=getattr(source, "paths", None))
+        return self._judged(images)
 
     def judge_features(self, features: Any) -> Judgement:
         """The same of features ``(m, d)`` that the encoder made."""
@@ -253,11 +250,11 @@ class FewShotClassifier(BaseEstimator):
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Calibrated probabilities ``(m, K)``."""
-        return self.judge(images).probabilities
+        return self._judged(images).probabilities
 
     def predict(self, images: Any) -> np.ndarray:
         """The most probable label of each image ``(m,)``; `judge` says which are none of them."""
-        probabilities = self.predict_proba(images)  # first: it says when nothing is fitted yet
+        probabilities = self._judged(images).probabilities  # says when nothing is fitted yet
         predicted: np.ndarray = self.classes_[probabilities.argmax(axis=1)]
         return predicted
 
@@ -278,6 +275,14 @@ class FewShotClassifier(BaseEstimator):
         from eigenshot.evaluation.classifier_file import save_classifier
 
         return save_classifier(self, path)
+
+    def _judged(self, images: Any) -> Judgement:
+        """What `judge` gives; a warning names the line that called who calls this."""
+        check_is_fitted(self, "logistic_")
+        like = self.encoder.preprocessing
+        source = as_images(images, image_size=like.image_size, channels=like.channels, stacklevel=4)
+        judgement = self.judge_features(self._features(source))
+        return replace(judgement, paths=getattr(source, "paths", None))
 
     def _features(self, images: Any) -> np.ndarray:
         return self.encoder.transform(images, batch_size=self.batch_size, device=self.device)

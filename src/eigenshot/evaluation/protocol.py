@@ -190,15 +190,14 @@ def knn_of_run(
     check_positive(neighbours=neighbours, temperature=temperature)
     train_source, test_source = _open_pair(bench, train, test)
     train_labels, test_labels = aligned_labels(train_source, test_source)
-    voters = min(neighbours, len(train_source))
     accuracy = knn_accuracy(
         bench.features(train_source),
         train_labels,
         bench.features(test_source),
         test_labels,
-        neighbours=voters,
+        neighbours=neighbours,
         temperature=temperature,
         device=exact_device(bench.device),
         class_names=train_source.class_names,
     )
-    return KnnResult(accuracy, voters, temperature)
+    return KnnResult(accuracy, min(neighbours, len(train_source)), temperature)

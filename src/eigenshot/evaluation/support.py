@@ -16,7 +16,7 @@ from eigenshot.data.folder import load_folder
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, is_picture_folder
 from eigenshot.data.opening import open_images, unreadable_in_words
-from eigenshot.data.reading.reader import DecodedSource
+from eigenshot.data.reading.reader import DecodedSource, Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Preprocessing
 from eigenshot.errors import UnreadableWarning, UserError
@@ -87,15 +87,16 @@ def check_labels(labels: Any, images: int) -> np.ndarray:
 def _open(
     images: Any, shape: Preprocessing, progress: Callable[[int, int], None] | None, split: str
 ) -> Source:
+    # Few images, each of them wanted: what cannot be read is reported, none too many.
+    limit = 1.0
     if isinstance(images, str | os.PathLike) and is_picture_folder(images):
         path = Path(images).expanduser()
         if not path.is_file():
-            # Few images, each of them wanted: what cannot be read is reported, none too many.
             return load_folder(
                 path,
                 image_size=shape.image_size,
                 channels=shape.channels,
-                max_unreadable=1.0,
+                max_unreadable=limit,
                 progress=progress,
             )
     return open_images(
@@ -103,6 +104,7 @@ def _open(
         image_size=shape.image_size,
         channels=shape.channels,
         split=support_split(images, split),
+        reading=Reading(max_unreadable=limit, progress=progress),
     )
 
 

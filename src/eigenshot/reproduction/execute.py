@@ -99,7 +99,8 @@ def execute(
     )
     config = RunFolder(folder).read_config()
     began = time.perf_counter()
-    measured = _measure(run, folder, device, reporter)
+    with reporter:
+        measured = _measure(run, folder, device, reporter)
     seconds = time.perf_counter() - began
     summary = trained.summary
     rank = float(summary["final"]["effective_rank"])

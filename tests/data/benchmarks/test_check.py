@@ -324,6 +324,11 @@ def test_unknown_labels_are_counted_in_a_note(tmp_path: Path) -> None:
     report = check_table(*open_table_for_check(tmp_path))
     assert report.problems == []
     assert report.notes == ["train has 2 images without a known label"]
+    broken: list[bytes | None] = [*pictures(0, 3), b"no picture"]
+    write_hub(tmp_path / "train.parquet", broken, [0, 1, -1, -1], ["cat", "dog"])
+    report = check_table(*open_table_for_check(tmp_path))
+    assert only_problem(report).startswith("1 image cannot be read: ")
+    assert report.notes == ["train has 1 image without a known label"]
 
 
 def test_labels_of_an_unusable_type_are_said_by_the_reader_and_a_problem(tmp_path: Path) -> None:
