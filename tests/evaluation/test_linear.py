@@ -99,9 +99,9 @@ class TestRecipe:
         done: list[int] = []
 
         class Watched(ArraySource):
-            def images(self, indices: object) -> torch.Tensor:
-                seen_after.append(done[-1])
-                return super().images(indices)  # type: ignore[arg-type]
+            def images(self, indices: np.ndarray) -> torch.Tensor:
+                seen_after.extend([done[-1]] * len(indices))
+                return super().images(indices)
 
         seen_after: list[int] = []
         test = tints(60, 1, kind=Watched)
@@ -116,7 +116,7 @@ class TestRecipe:
             progress=lambda step, total: done.append(step),
         )
         assert done == list(range(1, 10))
-        assert seen_after == [9]  # once, when nothing is left to choose
+        assert seen_after == [9] * 60  # each once, when nothing is left to choose
         logits = encoder.transform(test) @ result.coef.T + result.intercept
         assert result.accuracy == pytest.approx(100 * np.mean(logits.argmax(1) == test.labels))
 

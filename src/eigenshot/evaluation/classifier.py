@@ -142,7 +142,7 @@ class FewShotClassifier(BaseEstimator):
         `FewShotLogistic`.
     calibrate : choose a temperature; otherwise it is 1.
     reject : tolerated rate of false alarms of "none of these"; None never rejects.
-    batch_size, device : of the encoder.
+    batch_size, device : of the encoder, as `Encoder.transform` takes them.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class FewShotClassifier(BaseEstimator):
         balanced: bool = True,
         calibrate: bool = True,
         reject: float | None = 0.05,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         device: str = "cpu",
     ) -> None:
         self.encoder = encoder

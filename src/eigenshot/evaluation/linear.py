@@ -102,15 +102,14 @@ def linear_probe(
     milestones : when the rate falls to a tenth, of 100 epochs; fewer epochs bring them forward.
     seed : of the order of the images and of their views.
     precision : of the backbone's work on all images, as `Encoder.transform` takes it.
-    together : images whose views are made and go through the frozen backbone at once, in whole
-        batches, at least one; by default what keeps a GPU busy, and on a CPU a batch, which its
-        caches may hold. Views are drawn for all of them, so another number draws others.
+    together : images whose views are made at once, in whole batches, at least one; by default as
+        many as go through the frozen backbone at once. Views are drawn for all of them, so another
+        number draws others.
     progress : called with the number of batches done and of all.
     """
     check_positive(epochs=epochs, batch_size=batch_size, lr=lr)
     check_at_least(0, seed=seed)
-    if together is None:
-        together = batch_size if torch.device(device).type == "cpu" else busy_batch(device)
+    together = busy_batch(device) if together is None else together
     check_at_least(1, together=together)
     if not 0 <= momentum < 1:
         raise UserError(f"momentum must be in [0, 1), found {momentum}")
@@ -186,7 +185,8 @@ def _batches(
         generator = torch_generator(seed, "linear", "view", epoch, block, device=device)
         with torch.no_grad():
             views = view(train.images(rows).to(device), generator)
-            features = encoder.features(views, precision=precision)
+            parts = views.split(busy_batch(device))
+            features = torch.cat([encoder.features(part, precision=precision) for part in parts])
         for first in range(0, len(rows), batch_size):
             batch = slice(first, first + batch_size)
             yield rows[batch], features[batch]
