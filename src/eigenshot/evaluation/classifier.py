@@ -117,9 +117,8 @@ class Judgement:
 
     ``probabilities`` is ``(m, K)``, given that an image is of one of the classes; ``likeness``
     ``(m,)`` its largest cosine to the support; ``unlike`` bool ``(m,)``, whether it is none of
-    these. ``paths`` has the file of each, relative to the folder they came from, and is None where
-    they came from none: images have the order in which they were given, less rows of shards that
-    could not be read, which a warning names.
+    these. ``paths`` has the file of each, relative to the folder they came from. Of others it is
+    None: they have the order in which they were given, less what a warning says was skipped.
     """
 
     probabilities: np.ndarray
