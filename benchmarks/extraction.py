@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from eigenshot import Encoder, create_backbone
-from eigenshot.data.source import ArraySource
-from eigenshot.encoder import Preprocessing
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
 from extraction_and_bar import extraction_rates
+from linear_probe import images, untrained
 
 _NARROW = {"widths": (32, 64, 128, 256)}  # what `pretrain` takes on a CPU
 CASES: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
@@ -40,14 +38,8 @@ def main() -> None:
     rows = []
     for name, side, count, settings in CASES:
         print(f"{name}, {side} px", flush=True)
-        torch.manual_seed(0)
-        backbone = create_backbone(name, **settings)
-        half = (0.5, 0.5, 0.5)
-        encoder = Encoder(
-            backbone, Preprocessing(side, 3, half, half), {"name": name, "options": settings}
-        )
-        pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
-        rates = extraction_rates(encoder, ArraySource(pixels), options.device, options.rounds)
+        encoder, source = untrained(name, side, **settings), images(count, side)
+        rates = extraction_rates(encoder, source, options.device, options.rounds)
         rows.append({"backbone": name, "side": side, "images": count, **rates})
     if options.out:
         record = {"threads": torch.get_num_threads(), "rounds": options.rounds, "rows": rows}

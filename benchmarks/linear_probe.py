@@ -3,7 +3,8 @@
     python benchmarks/linear_probe.py --device cuda --out results/benchmarks/linear-probe.json
 
 Both ways take a step of the classifier for each batch; they differ in how many images go through
-the network at once. They run in turns, after one turn that is not counted, and the median counts.
+the network at once, which on a CPU are as many in both. They run in turns, after one turn that is
+not counted, and the median counts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ def images(count: int, size: int) -> ArraySource:
     return ArraySource(pixels, labels, [str(k) for k in range(CLASSES)], "noise")
 
 
+def untrained(backbone: str, size: int, **settings: Any) -> Encoder:
+    """An encoder of random weights for images of ``size``."""
+    torch.manual_seed(0)
+    half = (0.5, 0.5, 0.5)
+    architecture: dict[str, Any] = {"name": backbone, "options": settings}
+    network = create_backbone(backbone, **settings)
+    return Encoder(network, Preprocessing(size, 3, half, half), architecture)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
@@ -44,10 +54,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    device, half = torch.device(options.device), (0.5, 0.5, 0.5)
-    architecture: dict[str, Any] = {"name": options.backbone, "options": {}}
-    preprocessing = Preprocessing(options.size, 3, half, half)
-    encoder = Encoder(create_backbone(options.backbone), preprocessing, architecture)
+    device = torch.device(options.device)
+    encoder = untrained(options.backbone, options.size)
     train, test = images(options.images, options.size), images(CLASSES, options.size)
     ways = {"together": busy_batch(device), "apart": options.batch_size}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

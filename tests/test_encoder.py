@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from eigenshot import Encoder, create_backbone, load_encoder
-from eigenshot.encoder import Preprocessing
+from eigenshot.encoder import Preprocessing, busy_batch
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import atomic_write, remove_leftovers
 from eigenshot.tensorfile import read_tensors, write_tensors
@@ -28,6 +28,15 @@ def small_encoder(seed: int = 0) -> Encoder:
 
 def pictures(count: int = 5, size: int = 16) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+
+
+@torch.no_grad()
+def test_features_in_parts_are_those_of_all_at_once() -> None:
+    encoder = small_encoder()
+    encoder.backbone.eval()
+    images = torch.from_numpy(pictures(2 * busy_batch("cpu") + 1)).permute(0, 3, 1, 2)
+    parts, whole = encoder.features_in_parts(images), encoder.features(images)
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
 
 
 class TestFile:

@@ -159,6 +159,14 @@ class Encoder:
             return self
         return replace(self, preprocessing=replace(self.preprocessing, crops=crops))
 
+    def features_in_parts(self, images: Tensor, *, precision: Precision = "auto") -> Tensor:
+        """What `features` gives, as many images at once as are quick on their device.
+
+        For a backbone in evaluation mode, in which an image's features are its own.
+        """
+        parts = images.split(busy_batch(images.device))
+        return torch.cat([self.features(part, precision=precision) for part in parts])
+
     def _of_crops(self, images: Tensor, precision: Precision) -> Tensor:
         """Features of uint8 ``(B, C, H, W)``, the mean over crops; ``(B, out_features)``."""
         crops = self.preprocessing.crops

@@ -40,7 +40,7 @@ def why_not_writable(folder: Path) -> str | None:
     It is tried: the permissions alone do not tell of file systems that cannot be written to.
     """
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder, prefix="."):  # for a moment others may see it
             return None
     except OSError as error:
         return reason_of(error)

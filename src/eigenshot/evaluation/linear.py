@@ -185,8 +185,7 @@ def _batches(
         generator = torch_generator(seed, "linear", "view", epoch, block, device=device)
         with torch.no_grad():
             views = view(train.images(rows).to(device), generator)
-            parts = views.split(busy_batch(device))
-            features = torch.cat([encoder.features(part, precision=precision) for part in parts])
+            features = encoder.features_in_parts(views, precision=precision)
         for first in range(0, len(rows), batch_size):
             batch = slice(first, first + batch_size)
             yield rows[batch], features[batch]

@@ -53,6 +53,6 @@ def extract_views(
         images = source.images(rows).to(device)
         for number in range(count):
             generator = torch_generator(seed, "support view", number, start, device=device)
-            found = encoder.features(view(images, generator), precision=precision)
+            found = encoder.features_in_parts(view(images, generator), precision=precision)
             features[rows, number] = found.cpu().numpy()
     return features

@@ -67,12 +67,8 @@ def make_plan(
         config = resolve_size(config, data, chosen)
     check_parts(config, own_backbone=backbone is not None)
     check_blocks(config, processes)
-    if config.probe.kind != "none" and not config.probe.data and not is_benchmark(data):
-        raise UserError(
-            "the probe needs labelled images: --set probe.data=FOLDER with a sub-folder a class"
-        )
-    if config.probe.kind != "none" and config.probe.data:
-        require_place(config.probe.data)
+    if config.probe.kind != "none":
+        _check_probed(config.probe.data, data)
     if initial is not None:
         encoder_path(initial)
     if started:
@@ -90,6 +86,16 @@ def make_plan(
         going_on=started and folder.last.exists(),
         finished=finished,
     )
+
+
+def _check_probed(probed: str, data: Any) -> None:
+    """Refuse a probe whose images, or those of the training in their place, cannot serve."""
+    if probed:
+        require_place(probed)
+    elif not is_benchmark(data):
+        raise UserError(
+            "the probe needs labelled images: --set probe.data=FOLDER with a sub-folder a class"
+        )
 
 
 def _check_processes(folder: RunFolder, processes: int) -> None:
