@@ -71,7 +71,7 @@ def reproduce(
     from eigenshot.reproduction.comparison import compare
     from eigenshot.reproduction.execute import Places
     from eigenshot.reproduction.library import Library
-    from eigenshot.reproduction.picture import draw_table_curves
+    from eigenshot.reproduction.picture import draw_pictures
     from eigenshot.reproduction.plan import Choices, make_plan
     from eigenshot.reproduction.rendering import as_markdown, as_text
     from eigenshot.reproduction.session import Session, check_budget
@@ -103,7 +103,7 @@ def reproduce(
             session = _run(plan, places, device, budget, stderr)
     library = Library(places.results)
     typer.echo(as_text(compare(chosen, choices, plan, library, session.remarks)))
-    pictures = [] if dry_run else draw_table_curves(places.results, chosen, choices, library)
+    pictures = [] if dry_run else draw_pictures(places.results, chosen, choices, library)
     for trouble in library.troubles:
         stderr.print(f"warning: {trouble}", markup=False, highlight=False, soft_wrap=True)
     if not dry_run:
@@ -111,8 +111,7 @@ def reproduce(
         words = ["eigenshot", "reproduce", table, "--results-only", *choices.options]
         # What happened just now is no part of what was reached.
         lasting = compare(chosen, choices, plan, library)
-        beside = [picture.name for picture in pictures]
-        _write(file, as_markdown(lasting, shlex.join(words), beside))
+        _write(file, as_markdown(lasting, shlex.join(words), pictures))
         stderr.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
     if session.interrupted:
         raise typer.Exit(_INTERRUPTED)

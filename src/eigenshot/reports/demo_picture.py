@@ -13,8 +13,9 @@ from matplotlib.patches import Rectangle
 
 from eigenshot.evaluation.fewshot import FewShotResult
 from eigenshot.files import atomic_write
+from eigenshot.reports.look import INK
 
-RIGHT, WRONG, INK = "#1a7f4b", "#c8102e", "#222222"
+RIGHT, WRONG = "#1a7f4b", "#c8102e"
 _COLOURS = {"pixels": "#b8b8b8", "untrained": "#8fa9c4", "learned": "#1f5fa8"}
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eigenshot.reporter import duration
-from eigenshot.reproduction.episodes import interval_over_tasks, paired
+from eigenshot.reproduction.episodes import paired
 from eigenshot.reproduction.figures import Figure
 from eigenshot.reproduction.library import Library
-from eigenshot.reproduction.plan import Choices, Plan, epochs_asked, made_otherwise, variant_of
+from eigenshot.reproduction.lines import Line, accuracies, interval_of_mean, lines_of
+from eigenshot.reproduction.plan import Choices, Plan
 from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.table import Column, Row, Table
 
@@ -100,15 +101,6 @@ def _references(table: Table) -> set[str]:
 
 
 @dataclass(frozen=True)
-class _Line:
-    """Results of one line: of as many epochs, by seed; ``changes`` has what was set otherwise."""
-
-    epochs: int
-    changes: tuple[str, ...]
-    by_seed: dict[int, Result]
-
-
-@dataclass(frozen=True)
 class _Filler:
     """Makes the lines of one table."""
 
@@ -124,20 +116,8 @@ class _Filler:
         shown = [self._filled(row, column, line) for line in self._results(row, column)]
         return shown or [self._line(row, column, self._empty(row, column))]
 
-    def _results(self, row: Row, column: Column, epochs: int | None = None) -> list[_Line]:
-        """The row's results in a column, those that the settings of now have made before others."""
-        if not row.method:
-            return []
-        variant = variant_of(self.table, row, column.part, self.choices)
-        wanted = epochs or epochs_asked(row, self.choices)
-        found: dict[tuple[int, tuple[str, ...]], dict[int, Result]] = {}
-        for result in self.library.find(column.part.benchmark, row.method, variant, wanted):
-            if result.figure(column.shots):
-                place = (result.epochs, self._changes(row, column, result))
-                found.setdefault(place, {})[result.seed] = result
-        current = {count for count, changes in found if not changes}
-        lines = [_Line(*place, by_seed) for place, by_seed in found.items()]
-        return [line for line in lines if not line.changes or line.epochs not in current]
+    def _results(self, row: Row, column: Column, epochs: int | None = None) -> list[Line]:
+        return lines_of(self.table, row, column, self.choices, self.library, epochs)
 
     def _empty(self, row: Row, column: Column) -> str:
         place = (row.name, column.part.title)
@@ -145,9 +125,9 @@ class _Filler:
             return f"cannot be run {self.notes.mark(self.plan.impossible[place])}"
         return " ".join(["not run", *map(self.notes.mark, self.remarks.get(place, ()))])
 
-    def _filled(self, row: Row, column: Column, line: _Line) -> tuple[str, ...]:
-        results = list(line.by_seed.values())
-        interval, marks = self._interval(results, column.shots)
+    def _filled(self, row: Row, column: Column, line: Line) -> tuple[str, ...]:
+        results = line.results
+        interval, marks = self._interval(line, column)
         marks += self._mark_changes(line)
         marks += map(self.notes.mark, self.remarks.get((row.name, column.part.title), ()))
         return self._line(
@@ -169,30 +149,17 @@ class _Filler:
         cells = (row.label, row.backbone, labels, printed, measured, *rest)
         return cells + (NOTHING,) * (len(HEADINGS) - len(cells))
 
-    def _changes(self, row: Row, column: Column, result: Result) -> tuple[str, ...]:
-        shots = () if column.shots is None else (column.shots,)
-        return made_otherwise(self.table, row, column.part, self.choices, result, shots)
-
-    def _mark_changes(self, line: _Line) -> list[str]:
+    def _mark_changes(self, line: Line) -> list[str]:
         listed = "; ".join(line.changes)
         return [self.notes.mark(f"made otherwise: {listed}")] if listed else []
 
-    def _interval(
-        self, results: Sequence[Result], shots: int | None
-    ) -> tuple[float | None, list[str]]:
-        """The half-width over tasks of what the seeds reach on average, and marks for it."""
-        figures = [figure for result in results if (figure := result.figure(shots))]
-        widths = [interval for _, interval in figures if interval is not None]
-        if shots is None or len(widths) < 2:
-            return (widths[0] if widths else None), []
-        counts = self.library.episodes(results)
-        width = interval_over_tasks(counts, shots) if len(counts) == len(results) else None
-        if width is not None:
-            return width, []
+    def _interval(self, line: Line, column: Column) -> tuple[float | None, list[str]]:
+        """The half-width of what the seeds reach on average, and marks for it."""
+        interval, exact = interval_of_mean(line.results, column.shots, self.library)
         text = "± is the mean of the seeds' own: what they answered on the same tasks is not known"
-        return statistics.mean(widths), [self.notes.mark(text)]
+        return interval, [] if exact else [self.notes.mark(text)]
 
-    def _paired(self, row: Row, column: Column, line: _Line) -> str:
+    def _paired(self, row: Row, column: Column, line: Line) -> str:
         """The difference to the row of comparison, run as long, with the same seeds."""
         name = self.table.reference(row)
         if column.shots is None or not name:
@@ -222,12 +189,12 @@ class _Filler:
 
 def measured_text(results: Sequence[Result], shots: int | None, interval: float | None) -> str:
     """Accuracy with its interval; of several seeds the mean, and the deviation between them."""
-    accuracies = [figure[0] for result in results if (figure := result.figure(shots))]
-    text = f"{statistics.mean(accuracies):.2f}"
+    reached = accuracies(results, shots)
+    text = f"{statistics.mean(reached):.2f}"
     if interval is not None:
         text += f" ± {interval:.2f}"
-    if len(accuracies) > 1:
-        text += f", sd {statistics.stdev(accuracies):.2f}"
+    if len(reached) > 1:
+        text += f", sd {statistics.stdev(reached):.2f}"
     collapsed = sum(result.collapsed for result in results)
     if not collapsed:
         return text
@@ -246,5 +213,4 @@ def _difference(figure: Figure | None, results: Sequence[Result], shots: int | N
         return NOTHING
     if figure.accuracy is None:
         return "as in the paper" if collapsed else NOTHING
-    accuracies = [found[0] for result in results if (found := result.figure(shots))]
-    return f"{statistics.mean(accuracies) - figure.accuracy:+.2f}"
+    return f"{statistics.mean(accuracies(results, shots)) - figure.accuracy:+.2f}"

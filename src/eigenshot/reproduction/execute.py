@@ -19,6 +19,7 @@ from eigenshot.reporter import Reporter
 from eigenshot.reproduction.collapse import collapse
 from eigenshot.reproduction.curves import write_curve
 from eigenshot.reproduction.episodes import EpisodeCounts, counts_of, write_episodes
+from eigenshot.reproduction.names import place_name, short_name
 from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import (
     Result,
@@ -30,7 +31,6 @@ from eigenshot.reproduction.results import (
     result_file,
     write_result,
 )
-from eigenshot.reproduction.table import place_name, short_name
 from eigenshot.reproduction.versions import other_settings, version_of
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.runfolder import RunFolder

@@ -1,13 +1,15 @@
-"""The learning curves behind a table, as a picture beside it."""
+"""The pictures beside a table: accuracy along its axis, and its learning curves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eigenshot.errors import CorruptFileError
 from eigenshot.reporter import count_epochs
+from eigenshot.reproduction.along_axis import draw_along
 from eigenshot.reproduction.curves import read_curve
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, epochs_asked, made_otherwise, variant_of
@@ -15,32 +17,65 @@ from eigenshot.reproduction.results import Result, curve_file
 from eigenshot.reproduction.table import Part, Row, Table
 
 
-def draw_table_curves(folder: Path, table: Table, choices: Choices, library: Library) -> list[Path]:
-    """Write a picture for each part of the table that has curves; return the files.
+@dataclass(frozen=True)
+class Picture:
+    """A file, and in words what it shows."""
+
+    file: Path
+    words: str
+
+
+def draw_pictures(folder: Path, table: Table, choices: Choices, library: Library) -> list[Picture]:
+    """Write what can be drawn of each part of the table: along its axis, and learning curves."""
+    drawn = []
+    for part in table.parts:
+        of_part = f"-{part.benchmark}" if len(table.parts) > 1 else ""
+        name = f"{table.name}{choices.suffix}{of_part}"
+        for file, words, draw in (
+            (folder / f"{name}-axis.png", f"Accuracy by {table.axis}", draw_along),
+            (folder / f"{name}.png", "Learning curves", _draw_part_curves),
+        ):
+            if draw(file, table, part, choices, library):
+                drawn.append(Picture(file, words))
+    return drawn
+
+
+def _draw_part_curves(
+    file: Path, table: Table, part: Part, choices: Choices, library: Library
+) -> bool:
+    """Write the learning curves of a part of the table; False where there are none.
 
     A row is shown by its longest run, one of the settings of now before others, of the first seed.
     A run without a probe has no curve. Rows that share a training share a curve, under the name of
-    the first. A row has its colour whether or not the others are there.
+    the first. A row has its colour whether or not the others are there. The series of an axis have
+    a panel each, where places on the axis go from light to dark.
     """
     from eigenshot.reports.curves_picture import Curve, draw_curves  # matplotlib takes a second
 
-    drawn = []
-    for part in table.parts:
-        curves, measures, trainings = [], [], set()
-        for place, row in enumerate(row for row in table.rows if row.method):
-            result = shown_run(table, row, part, choices, library)
-            points = tuple(_points(library, result)) if result else ()
-            if result and points and points not in trainings:
-                trainings.add(points)
-                epochs, accuracies = zip(*points, strict=True)
-                curves.append(Curve(_label(row, result), epochs, accuracies, place))
-                measures.append(_measure(result.config.get("probe", {})))
-        if curves:
-            file = folder / f"{table.name}{choices.suffix}{_part_name(table, part)}.png"
-            measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"
-            draw_curves(file, curves, title=f"{table.title}: {part.title}", measure=measure)
-            drawn.append(file)
-    return drawn
+    curves, measures, trainings = [], [], set()
+    for row in (row for row in table.rows if row.method):
+        result = shown_run(table, row, part, choices, library)
+        points = tuple(_points(library, result)) if result else ()
+        if result and points and points not in trainings:
+            trainings.add(points)
+            epochs, accuracies = zip(*points, strict=True)
+            label = f"{row.label} ({count_epochs(result.epochs)})"
+            curves.append(Curve(label, epochs, accuracies, *_look(table, row)))
+            measures.append(_measure(result.config.get("probe", {})))
+    if curves:
+        measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"
+        draw_curves(file, curves, title=f"{table.title}: {part.title}", measure=measure)
+    return bool(curves)
+
+
+def _look(table: Table, row: Row) -> tuple[int, str, float | None]:
+    """Place, panel and shade of a row's curve."""
+    if row.at is None:
+        others = [other for other in table.rows if other.method and other.at is None]
+        panel = "Others" if table.series else ""
+        return len(table.series) + others.index(row), panel, None
+    shade = table.places.index(row.at) / max(1, len(table.places) - 1)
+    return table.series.index(row.series), row.series, shade
 
 
 def shown_run(
@@ -72,15 +107,7 @@ def _points(library: Library, result: Result) -> Sequence[tuple[float, float]]:
     return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
 
 
-def _label(row: Row, result: Result) -> str:
-    return f"{row.label} ({count_epochs(result.epochs)})"
-
-
 def _measure(probe: dict[str, Any]) -> str:
     if probe.get("kind") == "fewshot":
         return f"{probe.get('shots')}-shot accuracy on validation classes, %"
     return "nearest-neighbour accuracy on validation images, %"
-
-
-def _part_name(table: Table, part: Part) -> str:
-    return f"-{part.benchmark}" if len(table.parts) > 1 else ""

@@ -12,8 +12,9 @@ from eigenshot.config import Config
 from eigenshot.configfile import layered, load_config
 from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import get_classifier
+from eigenshot.reproduction.names import plain_name
 from eigenshot.reproduction.results import Result, differences, result_name
-from eigenshot.reproduction.table import Part, Row, Table, plain_name
+from eigenshot.reproduction.table import Part, Row, Table
 from eigenshot.reproduction.versions import as_texts, lasting, short_digest, shown
 from eigenshot.training.setup import check_parts
 

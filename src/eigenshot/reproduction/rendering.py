@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from eigenshot.reporter import count_epochs
 from eigenshot.reproduction.comparison import Comparison, Section
+from eigenshot.reproduction.picture import Picture
 from eigenshot.reproduction.plan import Choices
 
 _LEGEND = (
@@ -26,14 +27,14 @@ def as_text(comparison: Comparison) -> str:
     return "\n\n".join(blocks)
 
 
-def as_markdown(comparison: Comparison, command: str, pictures: Sequence[str] = ()) -> str:
-    """The same as a markdown document; ``command`` made it, ``pictures`` are files beside it."""
+def as_markdown(comparison: Comparison, command: str, pictures: Sequence[Picture] = ()) -> str:
+    """The same as a markdown document; ``command`` made it, ``pictures`` lie beside it."""
     blocks = [f"# {comparison.table.title}", *_remarks(comparison), _LEGEND]
     for section in comparison.sections:
         blocks += [f"## {section.title}", _piped(section)]
     if comparison.notes:
         blocks.append("\n".join(f"- {text}" for text in _numbered(comparison.notes)))
-    blocks += [f"![Learning curves]({name})" for name in pictures]
+    blocks += [f"![{picture.words}]({picture.file.name})" for picture in pictures]
     blocks.append(f"Made by `{command}` from the result files beside this one.")
     return "\n\n".join(blocks) + "\n"
 

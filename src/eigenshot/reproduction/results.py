@@ -15,7 +15,8 @@ from eigenshot.config import Config
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import write_json
 from eigenshot.options import coerce
-from eigenshot.reproduction.table import Part, plain_name
+from eigenshot.reproduction.names import plain_name
+from eigenshot.reproduction.table import Part
 from eigenshot.reproduction.versions import other_settings
 
 _FEWSHOT_KEYS = ("accuracy", "ci95", "episodes")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -16,8 +14,9 @@ from typing import Any, Literal
 from eigenshot.config import flatten
 from eigenshot.errors import UserError, did_you_mean
 from eigenshot.options import coerce
+from eigenshot.reproduction.axis import check_axis
 from eigenshot.reproduction.figures import Figure, parse_figure
-from eigenshot.reproduction.versions import short_digest
+from eigenshot.reproduction.names import place_name, plain_name
 
 Measure = Literal["fewshot", "linear"]
 
@@ -69,6 +68,7 @@ class Row:
     earlier.
     ``compare`` is the row that this one is compared with, instead of the table's; its own name says
     that there is none.
+    ``series`` and ``at`` say where the row stands on the table's axis.
     """
 
     name: str
@@ -82,6 +82,8 @@ class Row:
     order: int = 100
     cannot: str = ""
     compare: str = ""
+    series: str = ""
+    at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, columns, and ``compare``, the row that others are compared with on the same tasks."""
+    """Rows, columns, and ``compare``, the row that others are compared with on the same tasks.
+
+    ``axis`` says in words what rows are placed along; it is empty where they are not.
+    """
 
     name: str
     title: str
@@ -104,7 +109,18 @@ class Table:
     rows: tuple[Row, ...]
     compare: str = ""
     note: str = ""
+    axis: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def series(self) -> list[str]:
+        """The names of the series along the axis, in the order of the rows."""
+        return list(dict.fromkeys(row.series for row in self.rows if row.series))
+
+    @property
+    def places(self) -> list[float]:
+        """The places on the axis that rows have, in order."""
+        return sorted({row.at for row in self.rows if row.at is not None})
 
     @property
     def columns(self) -> list[Column]:
@@ -132,28 +148,6 @@ class Table:
         if name not in rows:
             raise UserError(f"'{self.name}' has no row '{name}'{did_you_mean(name, rows)}")
         return rows[name]
-
-
-def plain_name(text: str) -> str:
-    """``text`` as a part of a file name on any system."""
-    return re.sub(r"[^\w.+=-]+", "-", text).strip("-.")
-
-
-def short_name(data: str) -> str:
-    """A file name for data: of a path its last piece."""
-    last = os.path.basename(os.path.normpath(data))
-    return plain_name(re.sub(r"\.(npz|parquet)$", "", last)) or "data"
-
-
-def place_name(data: str) -> str:
-    """A folder name for what is made of data, whether they are there or not.
-
-    What lies in another folder, or at a hub's owner, has eight characters after its short name:
-    others that are called the same may hold other images.
-    """
-    text = os.path.normpath(data)
-    named_alone = text == os.path.basename(text)
-    return short_name(data) if named_alone else f"{short_name(data)}-{short_digest([text])}"
 
 
 def list_tables() -> list[str]:
@@ -222,6 +216,7 @@ def _table(name: str, content: Mapping[str, Any]) -> Table:
     table = dataclasses.replace(table, parts=tuple(parts), rows=tuple(rows))
     for reference in filter(None, (table.compare, *(row.compare for row in rows))):
         table.row(reference)
+    check_axis(table.axis, {row.name: (row.series, row.at) for row in rows})
     return table
 
 
