@@ -14,7 +14,7 @@ from eigenshot.reports.axis_picture import Point, is_logarithmic
 from eigenshot.reproduction.curves import write_curve
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.picture import draw_pictures
-from eigenshot.reproduction.plan import Choices
+from eigenshot.reproduction.plan import Choices, variant_of
 from eigenshot.reproduction.results import curve_file
 from eigenshot.reproduction.table import read_table
 from tests.reproduction.miniature import TABLE, keep, write_miniature
@@ -197,6 +197,19 @@ def test_what_was_asked_for_and_the_part_are_in_the_name(tmp_path: Path, results
     (panel,) = handed["mini-2ep-fc100-axis.png"]["panels"]
     assert panel.measure == "accuracy of a linear classifier, %"
     assert panel.series[0].points == [Point(8.0, 70.0)]
+
+
+def test_parts_that_share_a_folder_have_pictures_of_their_own(
+    tmp_path: Path, results: Path
+) -> None:
+    more = TABLE[TABLE.index("[[part]]") : TABLE.index("[[row]]")]
+    wider = more.replace("measure", 'settings = {{ "projector.width" = 8 }}\nmeasure')
+    text = with_axis(TABLE.replace(more, more + wider)).replace("paper = [", "# [")
+    path = write_miniature(tmp_path, text)
+    table = read_table(str(path))
+    for part in table.parts:
+        keep(results, variant=variant_of(table, table.row("ours"), part, Choices()))
+    assert set(drawn(results, path)) == {"mini-shapes-1-axis.png", "mini-shapes-2-axis.png"}
 
 
 def test_far_places_above_0_are_drawn_on_a_logarithmic_axis() -> None:

@@ -29,8 +29,7 @@ def draw_pictures(folder: Path, table: Table, choices: Choices, library: Library
     """Write what can be drawn of each part of the table: along its axis, and learning curves."""
     drawn = []
     for part in table.parts:
-        of_part = f"-{part.benchmark}" if len(table.parts) > 1 else ""
-        name = f"{table.name}{choices.suffix}{of_part}"
+        name = f"{table.name}{choices.suffix}{_part_name(table, part)}"
         for file, words, draw in (
             (folder / f"{name}-axis.png", f"Accuracy by {table.axis}", draw_along),
             (folder / f"{name}.png", "Learning curves", _draw_part_curves),
@@ -38,6 +37,13 @@ def draw_pictures(folder: Path, table: Table, choices: Choices, library: Library
             if draw(file, table, part, choices, library):
                 drawn.append(Picture(file, words))
     return drawn
+
+
+def _part_name(table: Table, part: Part) -> str:
+    """What tells a part's pictures from those of others: its folder, numbered among its sharers."""
+    sharers = [other for other in table.parts if other.benchmark == part.benchmark]
+    number = f"-{sharers.index(part) + 1}" if len(sharers) > 1 else ""
+    return f"-{part.benchmark}{number}" if len(table.parts) > 1 else ""
 
 
 def _draw_part_curves(
