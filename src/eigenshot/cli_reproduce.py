@@ -90,10 +90,14 @@ def reproduce(
         dict(parse_override(text) for text in settings or []),
     )
     plan = make_plan(chosen, choices, given=table)
+    if plan.mistakes and not results_only:  # what was measured before can be shown all the same
+        raise UserError(f"table '{table}': {plan.mistakes[0]}")
     places = Places(results.expanduser(), runs.expanduser())
     stderr = Console(stderr=True)
     session = Session()
     if dry_run:
+        if places.results.exists() and not places.results.is_dir():
+            raise UserError(f"--results '{places.results}' is no folder; choose another")
         typer.echo(_described(plan, places, device, budget, session) + "\n")
     else:
         if results_only and not places.results.is_dir():
@@ -101,6 +105,9 @@ def reproduce(
         _make_folder(places.results)
         if not results_only:
             session = _run(plan, places, device, budget, stderr)
+            if plan.runs and session.idle:
+                note = "nothing was run: all results are in '{}'; another --results makes new ones"
+                stderr.print(note.format(places.results), markup=False, soft_wrap=True)
     library = Library(places.results)
     typer.echo(as_text(compare(chosen, choices, plan, library, session.remarks)))
     pictures = [] if dry_run else draw_pictures(places.results, chosen, choices, library)
@@ -201,7 +208,10 @@ def _described(
         if needed is None:
             trained.add(folder)
             return f"{begun} {folder}, its time is measured first"
-        needed += estimator.evaluation(run)
+        measuring = estimator.evaluation(run)
+        if not needed and measuring is None:
+            return f"{begun} {folder}, how long that takes is not known here"
+        needed += measuring or 0.0
         if needed > left:
             return f"does not fit into the budget, about {duration(needed)}"
         left -= needed

@@ -217,6 +217,7 @@ def test_a_setting_that_some_rows_do_not_know_is_a_remark_on_those(tmp_path: Pat
     plan = make_plan(table, Choices(settings={"method.options.k_gamma": 0.03}))
     assert [run.row.name for run in plan.runs] == ["ours"]
     assert "has no option 'k_gamma'" in plan.impossible["rival", "Shapes, 5-way"]
+    assert plan.mistakes == ()
 
 
 def test_a_row_that_is_wrong_itself_is_a_remark_whatever_is_set(tmp_path: Path) -> None:
@@ -226,6 +227,11 @@ def test_a_row_that_is_wrong_itself_is_a_remark_whatever_is_set(tmp_path: Path) 
         plan = make_plan(replace(table, rows=tuple(wrong)), Choices(settings=settings))
         assert plan.runs == ()
         assert "did you mean 'fc100'" in plan.impossible["ours", "Shapes, 5-way"]
+        assert [text.split(":")[0] for text in plan.mistakes] == [
+            "row 'ours'",
+            "row 'rival'",
+            "row 'short'",
+        ]
 
 
 def test_a_row_of_few_epochs_keeps_them(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_the_embedded_characters(
     assert json.loads(result.read_text())["split"] == "test"
     curve = json.loads((result.parent / "curves" / result.name).read_text())
     assert len(curve["probe_accuracy"]) == 1
-    assert "not in the paper" in out
+    assert "paper" not in out, "no row has a figure of it, so nothing is said of it"
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,68 @@ def test_the_embedded_characters(
         (["--rows", "our"], "did you mean 'ours'"),
         (["--set", "training.seed=1"], "use --seeds"),
         (["--set", "optimizer.rate=1"], "unknown setting 'optimizer.rate'; did you mean"),
+        (["--set", "data.per_class=5"], "data.per_class=5 is for characters that are drawn and"),
         (["--budget", "0"], "--budget must be above 0 minutes"),
         (["--budget", "-3", "--dry-run"], "--budget must be above 0 minutes, found -3"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--results", "mini.toml"], "--results 'mini.toml' cannot be a folder"),
+        (["--results", "mini.toml", "--dry-run"], "--results 'mini.toml' is no folder"),
     ],
 )
 def test_misuse_is_a_sentence(shell: Shell, table: Path, options: list[str], message: str) -> None:
     assert message in shell.refused("reproduce", table, *options)
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "message"),
+    [
+        ('method = "dle"\norder = 1', 'method = "dlee"\norder = 1', "did you mean 'dle'"),
+        ('"none"', '"nonne"', "row 'rival': option 'mixup' of method 'dle': expected"),
+        ("tiny.toml", "nope", "unknown recipe 'nope'"),
+    ],
+)
+def test_a_mistake_in_a_table_is_told_before_anything_is_run(
+    shell: Shell, table: Path, tmp_path: Path, found: str, instead: str, message: str
+) -> None:
+    table.write_text(table.read_text().replace(found, instead, 1))
+    for option in ((), ("--dry-run",)):
+        sentence = shell.refused("reproduce", table, *option)
+        assert message in sentence
+        assert str(table) in sentence
+    assert not (tmp_path / "runs").exists()
+    assert shell("reproduce", table, "--results-only", "--results", tmp_path)[0] == 0
+    assert shell("reproduce", table, "--rows", "short", "--dry-run")[0] == ("nope" in instead) * 2
+
+
+def test_where_all_results_are_there_it_is_said_that_nothing_was_run(
+    shell: Shell, table: Path
+) -> None:
+    command = ("reproduce", table, "--device", "cpu", "--rows", "short")
+    assert "nothing was run" not in shell(*command)[2]
+    code, _, err = shell(*command)
+    assert code == 0
+    assert "nothing was run: all results are in 'results'; another --results makes new" in err
+
+
+def test_a_plan_does_not_guess_how_long_a_first_measurement_takes(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    command = ("reproduce", table, "--device", "cpu", "--rows", "short")
+    assert shell(*command)[0] == 0
+    (result,) = (tmp_path / "results" / "shapes").glob("*.json")
+    result.unlink()
+    _, out, _ = shell(*command, "--dry-run")
+    assert "-short-1ep-seed0, how long that takes is not known here" in out
+
+
+def test_another_network_is_named_in_every_row_that_has_it(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    asked = ("--set", "backbone.name=resnet12", "--set", "backbone.options={}")
+    assert shell("reproduce", table, "--results-only", "--results", tmp_path, *asked)[0] == 0
+    (markdown,) = tmp_path.glob("mini-*.md")
+    assert cells(markdown.read_text(), "Ours")[0][1] == "resnet12"
+    assert cells(markdown.read_text(), "MAML")[0][1] == "Conv4"
 
 
 def test_an_unknown_table_offers_the_nearest(shell: Shell) -> None:

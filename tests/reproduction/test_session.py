@@ -333,3 +333,7 @@ def test_what_is_said_of_a_later_seed_names_it(tmp_path: Path) -> None:
         "not begun: the budget is spent",
         "seed 1: not begun: the budget is spent",
     ]
+    alone = make_plan(table, Choices(seeds=(3,), rows=("short",))).runs
+    session = run_all(alone, places, device="cpu", minutes=1e-9)
+    (sentence,) = session.remarks["short", "Shapes, 5-way"]
+    assert sentence.startswith("seed 3: "), "the row may show what another seed has reached"

@@ -522,6 +522,17 @@ class TestInit:
 
 
 class TestBadInput:
+    def test_settings_of_drawings_do_nothing_for_other_images(self, tmp_path: Path) -> None:
+        images = np.zeros((20, 28, 28), np.uint8)
+        said = {}
+        for number in (7, 20):  # of which 20 is the default
+            recorder, config = Recorder(), tiny(data__per_class=number)
+            with pytest.raises(UserError, match="fewer than one batch"):
+                pretrain(images, config, tmp_path / "run", device="cpu", reporter=recorder)
+            said[number] = " ".join(recorder.notes)
+        assert "data.per_class=7 is for characters that are drawn and does nothing here" in said[7]
+        assert "per_class" not in said[20]
+
     def test_fewer_images_than_a_batch(self, tmp_path: Path) -> None:
         images = np.zeros((20, 28, 28), np.uint8)
         with pytest.raises(UserError, match="20 images, fewer than one batch of 128; use --batch"):

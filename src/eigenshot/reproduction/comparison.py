@@ -15,14 +15,14 @@ from eigenshot.reproduction.plan import Choices, Plan
 from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.table import Column, Row, Table
 
-_PAIRED = "paired"
+_PAPER, _DIFFERENCE, _PAIRED = "paper", "difference", "paired"
 HEADINGS = (
     "row",
     "backbone",
     "labels",
-    "paper",
+    _PAPER,
     "measured",
-    "difference",
+    _DIFFERENCE,
     _PAIRED,
     "epochs",
     "seeds",
@@ -89,7 +89,9 @@ def compare(
 def _section(table: Table, column: Column, lines: list[tuple[str, ...]]) -> Section:
     """The lines with their headings, without those that this column cannot fill."""
     references = _references(table) if column.shots is not None else set()
-    kept = [n for n, text in enumerate(HEADINGS) if references or text != _PAIRED]
+    empty = set() if references else {_PAIRED}
+    empty |= set() if any(row.paper for row in table.rows) else {_PAPER, _DIFFERENCE}
+    kept = [n for n, text in enumerate(HEADINGS) if text not in empty]
     heading = f"to {min(references)}, {_PAIRED}" if len(references) == 1 else _PAIRED
     headings = tuple(heading if HEADINGS[n] == _PAIRED else HEADINGS[n] for n in kept)
     return Section(column.title, headings, tuple(tuple(line[n] for n in kept) for line in lines))
@@ -146,7 +148,9 @@ class _Filler:
         figure = _paper(row, column)
         printed = "not in the paper" if not row.paper else figure.text if figure else NOTHING
         labels = "all" if row.supervised else "none"
-        cells = (row.label, row.backbone, labels, printed, measured, *rest)
+        # The table's word is for the recipe's network; another one is told as it was set.
+        other = self.choices.settings.get("backbone.name") if row.method else None
+        cells = (row.label, other or row.backbone, labels, printed, measured, *rest)
         return cells + (NOTHING,) * (len(HEADINGS) - len(cells))
 
     def _mark_changes(self, line: Line) -> list[str]:

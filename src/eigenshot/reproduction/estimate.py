@@ -61,14 +61,14 @@ class Estimator:
         rates = [result.seconds / result.epochs for result in own or alike]
         return _left(run, statistics.median(rates), records) if rates else None
 
-    def evaluation(self, run: PlannedRun) -> float:
-        """Seconds that the measurement takes as far as earlier results tell; else none."""
+    def evaluation(self, run: PlannedRun) -> float | None:
+        """Seconds that the measurement takes by earlier results; None where none tells."""
         known = [
             result.evaluation_seconds
             for result in Library(self.results).of(run.part.benchmark)
             if (result.evaluation_hardware or result.hardware) == self.hardware
         ]
-        return statistics.median(known) if known else 0.0
+        return statistics.median(known) if known else None
 
     def measured(self, run: PlannedRun, folder: Path, reporter: Reporter) -> float:
         """Seconds that a run still trains, from a few steps of it, uncompiled.

@@ -16,7 +16,7 @@ from eigenshot.reproduction.names import plain_name
 from eigenshot.reproduction.results import Result, differences, result_name
 from eigenshot.reproduction.table import Part, Row, Table
 from eigenshot.reproduction.versions import as_texts, lasting, short_digest, shown
-from eigenshot.training.setup import check_parts
+from eigenshot.training.setup import check_parts, of_no_use
 
 _LONGEST = 60  # characters of changed settings in a name
 # What has an option of its own, or is what a row is about.
@@ -96,10 +96,14 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs, the most valuable first, and why others cannot be, by row and title of the part."""
+    """Runs, the most valuable first, and why others cannot be, by row and title of the part.
+
+    ``mistakes`` has a sentence for each chosen row that cannot be run whatever was set for all.
+    """
 
     runs: tuple[PlannedRun, ...]
     impossible: dict[tuple[str, str], str]
+    mistakes: tuple[str, ...] = ()
 
 
 def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Plan:
@@ -110,6 +114,7 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
     """
     chosen = [table.row(name) for name in choices.rows] or list(table.rows)
     runs: list[tuple[tuple[int, int, int], PlannedRun]] = []
+    failed: list[tuple[Row, Part]] = []
     impossible = {(r.name, p.title): r.cannot for r in table.rows if r.cannot for p in table.parts}
     for row in (row for row in table.rows if row.method):
         for position, part in enumerate(table.parts):
@@ -119,6 +124,7 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
                 configs = _checked(table, row, part, choices)
             except UserError as error:
                 impossible[row.name, part.title] = str(error)
+                failed += [(row, part)] if row in chosen else []
                 continue
             if row not in chosen:
                 continue
@@ -137,10 +143,18 @@ def make_plan(table: Table, choices: Choices, *, given: str | None = None) -> Pl
                     later_seed=number > 0,
                 )
                 runs.append(((number, row.order, position), run))
-    if not runs and choices.settings:
-        _refuse_what_spoils_all(table, chosen, choices, impossible)
+    mistakes, spoiled = [], []
+    for row, part in sorted(failed, key=lambda entry: entry[0].order):
+        try:
+            _checked(table, row, part, replace(choices, settings={}))
+        except UserError as error:  # the row is at fault itself
+            mistakes.append(f"row '{row.name}': {error}")
+        else:
+            spoiled.append(impossible[row.name, part.title])
+    if spoiled and not runs:  # a setting that only some rows do not know is a remark on those
+        raise UserError(spoiled[0])
     runs.sort(key=lambda entry: entry[0])
-    return Plan(tuple(run for _, run in runs), impossible)
+    return Plan(tuple(run for _, run in runs), impossible, tuple(dict.fromkeys(mistakes)))
 
 
 def _checked(table: Table, row: Row, part: Part, choices: Choices) -> list[Config]:
@@ -150,25 +164,10 @@ def _checked(table: Table, row: Row, part: Part, choices: Choices) -> list[Confi
     if config.backbone.name == "auto":  # which the device settles; the head is tried on another
         config = replace(config, backbone=replace(config.backbone, name="conv4", options={}))
     check_parts(config, own_backbone=False)
+    if sentence := of_no_use(config, part.data):  # the table would say that every run has it
+        raise UserError(f"{sentence}; leave it out")
     get_classifier(config.evaluation.classifier, {})
     return configs
-
-
-def _refuse_what_spoils_all(
-    table: Table, rows: list[Row], choices: Choices, impossible: Mapping[tuple[str, str], str]
-) -> None:
-    """A UserError where it is what was set for all that leaves nothing to run.
-
-    A setting that only some rows do not know is a remark on those.
-    """
-    without = replace(choices, settings={})
-    for row in sorted((row for row in rows if row.method), key=lambda row: row.order):
-        for part in table.parts:
-            try:
-                _checked(table, row, part, without)
-            except UserError:  # the row is at fault itself
-                continue
-            raise UserError(impossible[row.name, part.title])
 
 
 def settled(

@@ -9,12 +9,24 @@ from eigenshot.reproduction.comparison import Comparison, Section
 from eigenshot.reproduction.picture import Picture
 from eigenshot.reproduction.plan import Choices
 
+# Sentences below a title, each for tables that have such a heading.
 _LEGEND = (
-    "Accuracy in percent. ± is the half-width of the 95 % interval over tasks; of several "
-    "seeds, that of their mean on each task. sd is the standard deviation between seeds. 'labels' "
-    "says whether the training used labels. 'difference' is measured less paper. 'paired' is the "
-    "row less the one it is compared with, after as many epochs, with the same seeds, on the same "
-    "tasks. 'time' is the training of one run, which is longer beside other runs on one device."
+    (
+        "measured",
+        "Accuracy in percent. ± is the half-width of the 95 % interval over tasks; of several "
+        "seeds, that of their mean on each task. sd is the standard deviation between seeds.",
+    ),
+    ("labels", "'labels' says whether the training used labels."),
+    ("difference", "'difference' is measured less paper."),
+    (
+        "paired",
+        "'paired' is the row less the one it is compared with, after as many epochs, with the same "
+        "seeds, on the same tasks.",
+    ),
+    (
+        "time",
+        "'time' is the training of one run, which is longer beside other runs on one device.",
+    ),
 )
 
 
@@ -29,7 +41,7 @@ def as_text(comparison: Comparison) -> str:
 
 def as_markdown(comparison: Comparison, command: str, pictures: Sequence[Picture] = ()) -> str:
     """The same as a markdown document; ``command`` made it, ``pictures`` lie beside it."""
-    blocks = [f"# {comparison.table.title}", *_remarks(comparison), _LEGEND]
+    blocks = [f"# {comparison.table.title}", *_remarks(comparison), _legend(comparison)]
     for section in comparison.sections:
         blocks += [f"## {section.title}", _piped(section)]
     if comparison.notes:
@@ -37,6 +49,11 @@ def as_markdown(comparison: Comparison, command: str, pictures: Sequence[Picture
     blocks += [f"![{picture.words}]({picture.file.name})" for picture in pictures]
     blocks.append(f"Made by `{command}` from the result files beside this one.")
     return "\n\n".join(blocks) + "\n"
+
+
+def _legend(comparison: Comparison) -> str:
+    headings = " ".join(text for section in comparison.sections for text in section.headings)
+    return " ".join(sentence for heading, sentence in _LEGEND if heading in headings)
 
 
 def _remarks(comparison: Comparison) -> list[str]:

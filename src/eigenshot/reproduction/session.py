@@ -31,9 +31,14 @@ class Session:
     failed: bool = False
     interrupted: bool = False
 
+    @property
+    def idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not (self.finished or self.failed or self.interrupted or self.remarks)
+
     def remark(self, run: PlannedRun, text: str) -> None:
-        """Keep a sentence for the run's row; of a second seed or later, with its number."""
-        text = f"seed {run.seed}: {text}" if run.later_seed else text
+        """Keep a sentence for the run's row; of another seed than 0, with its number."""
+        text = f"seed {run.seed}: {text}" if run.seed or run.later_seed else text
         texts = self.remarks.setdefault((run.row.name, run.part.title), [])
         if text not in texts:
             texts.append(text)
@@ -171,7 +176,7 @@ def _fits(
     needed = estimator.known(run, folder)
     if needed is None:
         needed = estimator.measured(run, folder, reporter)
-    evaluation = estimator.evaluation(run)
+    evaluation = estimator.evaluation(run) or 0.0
     needed, left = needed + evaluation, end - time.monotonic()
     if needed > left:
         text = f"not begun: it takes about {duration(needed)}, {duration(max(0, left))} are left"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from eigenshot.config import Config
+from eigenshot.config import Config, DataConfig
 from eigenshot.data.naming import pretraining_split
 from eigenshot.data.opening import (
     open_source,
@@ -84,6 +84,16 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
         create_method(config.method.name, network, projector, classes=2, **config.method.options)
 
 
+def of_no_use(config: Config, data: Any) -> str:
+    """A sentence on settings of the drawn characters where other images are learned from."""
+    if isinstance(data, str) and data == "glyphs":
+        return ""
+    usual, given = DataConfig(), config.data
+    names = [name for name in ("per_class", "seed") if getattr(given, name) != getattr(usual, name)]
+    settings = " and ".join(f"data.{name}={getattr(given, name)}" for name in names)
+    return f"{settings} is for characters that are drawn and does nothing here" if names else ""
+
+
 def reading(config: Config, device: str, reporter: Reporter, what: str) -> Reading:
     """How encoded pictures are read in a run with these settings."""
     return Reading(
@@ -98,6 +108,8 @@ def reading(config: Config, device: str, reporter: Reporter, what: str) -> Readi
 
 def load_source(config: Config, data: Any, device: str, reporter: Reporter) -> Source:
     """The images to learn from: of a few-shot benchmark, its train classes only."""
+    if sentence := of_no_use(config, data):
+        reporter.note(sentence)
     size = config.data.image_size
     source = open_source(
         data,
