@@ -64,6 +64,9 @@ def reproduce(
     runs: Annotated[Path, typer.Option(help="Folder of the runs themselves.")] = Path(
         "runs/reproduce"
     ),
+    side_by_side: Annotated[
+        int, typer.Option(help="Runs at a time on the device, each in a process of its own.")
+    ] = 1,
     device: DeviceOption = "auto",
 ) -> None:
     """Fill a table of the paper: run what has no result yet, and print ours beside theirs."""
@@ -75,12 +78,14 @@ def reproduce(
     from eigenshot.reproduction.plan import Choices, make_plan
     from eigenshot.reproduction.rendering import as_markdown, as_text
     from eigenshot.reproduction.session import Session, check_budget
+    from eigenshot.reproduction.side_by_side import check_count
     from eigenshot.reproduction.table import read_table
 
     refuse_several("reproduce")
     if dry_run and results_only:
         raise UserError("--dry-run shows what would be run, --results-only runs nothing; take one")
     check_budget(budget)
+    check_count(side_by_side)
     chosen = read_table(table)
     find_own_code(*(row.method for row in chosen.rows), *(settings or []))
     choices = Choices(
@@ -104,7 +109,7 @@ def reproduce(
             raise UserError(f"there is no folder '{places.results}' to make the table from")
         _make_folder(places.results)
         if not results_only:
-            session = _run(plan, places, device, budget, stderr)
+            session = _run(plan, places, device, budget, side_by_side, stderr)
             if plan.runs and session.idle:
                 note = "nothing was run: all results are in '{}'; another --results makes new ones"
                 stderr.print(note.format(places.results), markup=False, soft_wrap=True)
@@ -162,13 +167,30 @@ def _write(file: Path, text: str) -> None:
 
 
 def _run(
-    plan: Plan, places: Places, device: str, budget: float | None, console: Console
+    plan: Plan,
+    places: Places,
+    device: str,
+    budget: float | None,
+    side_by_side: int,
+    console: Console,
 ) -> Session:
     from eigenshot.hardware import choose_device
     from eigenshot.reporter import ConsoleReporter
     from eigenshot.reproduction.session import run_all
+    from eigenshot.reproduction.side_by_side import run_side_by_side, shares_a_gpu_well
 
-    choose_device(device)
+    chosen = choose_device(device)
+    if side_by_side > 1:
+        if not shares_a_gpu_well(chosen):
+            console.print(
+                "runs on one GPU take turns and gain little, unless NVIDIA's multi-process service "
+                "is there: nvidia-cuda-mps-control -d starts it",
+                highlight=False,
+                soft_wrap=True,
+            )
+        return run_side_by_side(
+            plan.runs, places, count=side_by_side, device=device, minutes=budget
+        )
     return run_all(
         plan.runs,
         places,

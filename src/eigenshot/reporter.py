@@ -69,22 +69,26 @@ class Reporter:
 
 
 class ConsoleReporter(Reporter):
-    """A progress bar on a terminal, one line an epoch elsewhere."""
+    """A progress bar on a terminal, one line an epoch elsewhere; ``prefix`` begins each line."""
 
-    def __init__(self, console: Console, epochs: int | None = None) -> None:
+    def __init__(self, console: Console, epochs: int | None = None, *, prefix: str = "") -> None:
         self.console = console
         self.epochs = epochs
+        self.prefix = prefix
         self._counting: Progress | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._shown = 0.0
 
     def note(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._say(text)
 
     def warn(self, text: str) -> None:
+        self._say(f"warning: {text}", style="yellow")
+
+    def _say(self, text: str, style: str | None = None) -> None:
         self.console.print(
-            f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
+            self.prefix + text, style=style, highlight=False, markup=False, soft_wrap=True
         )
 
     def counting(self, what: str) -> Callable[[int, int], None]:
@@ -152,12 +156,9 @@ class ConsoleReporter(Reporter):
         }
         terms = _terms({name: value for name, value in record.items() if name not in known})
         of = f"/{self.epochs}" if self.epochs else ""
-        self.console.print(
+        self._say(
             f"epoch {record['epoch']:.0f}{of}  {terms}  rank {record['effective_rank']:.1f}  "
-            f"{record['images_per_second']:,.0f} images/s",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
+            f"{record['images_per_second']:,.0f} images/s"
         )
 
     def __exit__(self, *details: object) -> None:

@@ -36,6 +36,14 @@ class Session:
         """Whether there was nothing to do."""
         return not (self.finished or self.failed or self.interrupted or self.remarks)
 
+    def add(self, other: Session) -> None:
+        """Take over what became of other runs."""
+        for place, texts in other.remarks.items():
+            self.remarks.setdefault(place, []).extend(texts)
+        self.finished += other.finished
+        self.failed |= other.failed
+        self.interrupted |= other.interrupted
+
     def remark(self, run: PlannedRun, text: str) -> None:
         """Keep a sentence for the run's row; of another seed than 0, with its number."""
         text = f"seed {run.seed}: {text}" if run.seed or run.later_seed else text
