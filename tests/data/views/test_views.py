@@ -213,6 +213,15 @@ def test_simclr_parameters_fill_their_ranges() -> None:
     assert torch.equal(drawn.solarise, torch.full((20_000,), 0.5))
 
 
+def test_a_blur_can_grow_with_the_view() -> None:
+    shape = (200, 3, 84, 84)
+    fixed = view_of("simclr", size=56, blur=1.0).draw(shape, seeded())
+    maker = view_of("simclr", size=56, blur=1.0, blur_side=224)
+    torch.testing.assert_close(maker.draw(shape, seeded()).blur_sigma, fixed.blur_sigma / 4)
+    maker.size = 112
+    torch.testing.assert_close(maker.draw(shape, seeded()).blur_sigma, fixed.blur_sigma / 2)
+
+
 def test_stroke_parameters_fill_their_ranges() -> None:
     drawn = stroke_view(stroke=1.0, stroke_strength=0.5).draw((20_000, 1, 8, 8), seeded())
     ranges = {

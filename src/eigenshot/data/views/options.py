@@ -57,6 +57,8 @@ class SimclrOptions(Options):
     blur: float = _number(0.5, 0, 1)
     blur_sigma_min: float = _number(0.1, 0, 100)
     blur_sigma_max: float = _number(2.0, 0, 100)
+    # The view's side that the sigmas are for: on another they grow with it. 0: they are pixels.
+    blur_side: float = _number(0.0, 0, 10_000)
     blur_kernel: float = _number(0.1, 0, 0.9)  # the kernel's side as a share of the view's
     solarise: float = _number(0.0, 0, 1)
     solarise_threshold: float = _number(0.5, 0, 1)

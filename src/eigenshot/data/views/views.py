@@ -126,6 +126,7 @@ class SimclrView(View):
 
         area = (options.crop_area_min, options.crop_area_max)
         sigma = between(uniforms[12], options.blur_sigma_min, options.blur_sigma_max)
+        sigma = sigma * (self.size / options.blur_side) if options.blur_side else sigma
         return SimclrParameters(
             boxes=geometry.random_boxes(
                 uniforms[:4].T, area, ratio=options.crop_ratio, aspect=width / height
