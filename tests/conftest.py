@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +35,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EIGENSHOT_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture
+def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Takes all rights to a file or folder away; root, as whom tests may run, has them always."""
+
+    def without_rights(place: Path) -> None:
+        def guarded(original: Any, itself: bool) -> Any:
+            def ask(path: Any, *arguments: Any, **options: Any) -> Any:
+                if place in Path(path).parents or (itself and Path(path) == place):
+                    raise PermissionError(13, "Permission denied", os.fspath(path))
+                return original(path, *arguments, **options)
+
+            return ask
+
+        monkeypatch.setattr(Path, "stat", guarded(Path.stat, itself=False))
+        monkeypatch.setattr(Path, "open", guarded(Path.open, itself=True))
+        monkeypatch.setattr(os, "scandir", guarded(os.scandir, itself=True))
+
+    return without_rights

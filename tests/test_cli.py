@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image
 
 from eigenshot import load_encoder
 from eigenshot.cli import main
+from tests.test_encoder import small_encoder
 
 SMALL = ["data.per_class=1", "backbone.options.widths=[4,4,4,8]", "projector.width=16"]
 TINY = ["--epochs", "1", "--device", "cpu", *(p for s in SMALL for p in ("--set", s))]
@@ -163,6 +165,8 @@ def test_ctrl_c_before_the_first_step_says_how_to_go_on(
 def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
     shell: Shell, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import eigenshot.reproduction.side_by_side  # noqa: F401  # it needs run_all to be imported
+
     run, place = tmp_path / "run", Path("/proc/self")
     assert shell("pretrain", photos, "--out", run, *TINY)[0] == 0
     for work in (
@@ -182,6 +186,56 @@ def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
         assert "cannot write to '/proc/self/file': " in sentence
     table = shell.refused("reproduce", "ablation", "--results", place)
     assert "--results '/proc/self' cannot be written to: " in table
+
+
+@pytest.mark.parametrize(
+    ("work", "command"),
+    [
+        ("evaluation.protocol.fewshot_of_run", "evaluate fewshot RUN --data x"),
+        ("evaluation.protocol.knn_of_run", "evaluate knn RUN --train x --test y"),
+        ("evaluation.protocol.linear_of_run", "evaluate linear RUN --train x --test y"),
+        ("evaluation.embed.embed", "embed RUN x --out f.npz"),
+        ("evaluation.classify.classify", "classify RUN --support x --query y"),
+    ],
+)
+def test_an_interruption_is_told_in_a_line(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, command: str
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(f"eigenshot.{work}", interrupted)
+    run = small_encoder().save(tmp_path / "encoder.safetensors")
+    code, out, err = shell(*command.replace("RUN", str(run)).split())
+    assert (code, out) == (130, "")
+    assert err == "interrupted before the end; no file is left half-written\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+def test_an_output_that_cannot_be_written_is_a_sentence() -> None:
+    command = [sys.executable, "-m", "eigenshot", "data", "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write the output: no space left on device\n"
+
+
+def test_what_may_not_be_read_is_a_sentence(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deny: Callable[[Path], None]
+) -> None:
+    data = tmp_path / "data"
+    (data / "cifar100").mkdir(parents=True)
+    monkeypatch.setenv("EIGENSHOT_DATA", str(data))
+    run = small_encoder().save(tmp_path / "encoder.safetensors")
+    deny(data)
+    sentence = f"error: cannot read '{data / 'cifar100'}': permission denied\n"
+    assert shell.refused("pretrain", "fc100", "--out", tmp_path / "run") == sentence
+    assert shell.refused("evaluate", "fewshot", run, "--data", "fc100") == sentence
+    own = ("embed", run, data / "photos", "--out", tmp_path / "f.npz")
+    assert shell.refused(*own) == f"error: cannot read '{data / 'photos'}': permission denied\n"
+    deny(run)
+    sentence = f"error: cannot read '{run}': permission denied\n"
+    assert shell.refused("evaluate", "fewshot", run, "--data", "glyphs") == sentence
 
 
 class TestBadInput:
@@ -358,7 +412,10 @@ def test_embed_and_the_other_protocols(shell: Shell, photos: Path, tmp_path: Pat
     code, out, err = shell("evaluate", "knn", run, *both, "--neighbours", 1, "--json")
     assert code == 0, err
     assert json.loads(out)["accuracy"] == 100.0, "every image is its own nearest neighbour"
-    code, out, _ = shell("evaluate", "knn", run, *both, "--json")
+    assert json.loads(out)["copies"] == 12
+    assert "12 of the 12 test images have the very features of a training image" in err
+    code, out, err = shell("evaluate", "knn", run, *both, "--json")
+    assert "24 of the 24 training images vote" in err
     assert (code, json.loads(out)["neighbours"]) == (0, 24), "not the 200 that were asked for"
     assert shell("evaluate", "knn", run, *both)[1].startswith("24 nearest neighbours  ")
     single = shell("evaluate", "knn", run, *both, "--neighbours", 1)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,35 @@ def test_list_says_what_is_here_and_where_the_rest_is_looked_for(data: Path) -> 
     assert f"incomplete in {data / 'stl10'}" in lines["stl10"]
     assert "Ravi & Larochelle" in lines["miniimagenet"]
     assert len(lines) == 10
+
+
+def test_list_says_what_may_not_be_read_and_lists_the_rest(
+    data: Path, deny: Callable[[Path], None]
+) -> None:
+    shards(data / "cifar10")
+    shards(data / "cifar100")
+    deny(data / "cifar100")
+    result = run("list")
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    for name in ("fc100", "cifar-fs", "cifar100"):
+        assert f"cannot list {data / 'cifar100'}: permission denied" in lines[name]
+    assert f" {data / 'cifar10'} " in lines["cifar10"]
+    assert f"not in {data / 'stl10'}" in lines["stl10"]
+    deny(data)
+    result = run("list")
+    assert result.exit_code == 0
+    assert result.stdout.count(f"cannot read '{data}") == len(lines) - 3, "all but the glyphs"
+    assert "embedded" in result.stdout
+
+
+def test_what_may_not_be_read_is_neither_checked_nor_fetched(
+    data: Path, deny: Callable[[Path], None]
+) -> None:
+    shards(data / "cifar100")
+    deny(data)
+    for command in ("check", "fetch"):
+        assert refusal(command, "fc100") == f"cannot read '{data / 'cifar100'}': permission denied"
 
 
 def test_check_passes_or_ends_with_code_one(tmp_path: Path) -> None:

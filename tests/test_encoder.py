@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from eigenshot import Encoder, create_backbone, load_encoder
 from eigenshot.encoder import Preprocessing, busy_batch
-from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.errors import CannotRead, CorruptFileError, UserError
 from eigenshot.files import atomic_write, remove_leftovers
 from eigenshot.tensorfile import read_tensors, write_tensors
 from eigenshot.training.initial import initialise_from
@@ -61,6 +62,20 @@ class TestFile:
         file.write_bytes(content)
         with pytest.raises(UserError):
             load_encoder(file)
+
+    def test_a_file_that_may_not_be_read_is_not_called_damaged(
+        self, tmp_path: Path, deny: Callable[[Path], None]
+    ) -> None:
+        (tmp_path / "run").mkdir()
+        file = small_encoder().save(tmp_path / "run" / "encoder.safetensors")
+        deny(file)
+        for path in (file, file.parent):
+            with pytest.raises(CannotRead, match=r"^cannot read '.*': permission denied$"):
+                load_encoder(path)
+        deny(file.parent)
+        for path in (file, file.parent):
+            with pytest.raises(CannotRead, match=r"^cannot read '.*': permission denied$"):
+                load_encoder(path)
 
     def test_a_header_without_what_is_needed(self, tmp_path: Path) -> None:
         file = tmp_path / "e.safetensors"

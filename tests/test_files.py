@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from eigenshot.files import why_not_writable
+from eigenshot.files import as_unicode, why_not_writable
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
@@ -21,3 +22,9 @@ def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_permissions_alone_do_not_tell() -> None:
     """Root may write to any folder, but not to all file systems."""
     assert why_not_writable(Path("/proc/self")) is not None
+
+
+def test_bytes_that_are_no_text_are_shown_as_bytes() -> None:
+    assert as_unicode("plain ü.png") == "plain ü.png"
+    assert as_unicode(os.fsdecode(b"b\xff\xc3\xbc.png")) == "b\\xffü.png"
+    assert as_unicode("half \ud83d") == "half \\ud83d"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,14 @@ from eigenshot.cli_common import (
     find_own_code,
     refuse_several,
     reporting,
+    say,
+    telling_of_an_interruption,
 )
 from eigenshot.errors import UserError
-from eigenshot.files import why_not_writable
+from eigenshot.files import make_room_for
 
 
+@telling_of_an_interruption()
 def classify(
     paths: Annotated[
         list[Path] | None,
@@ -76,13 +80,13 @@ def classify(
         )
     if not query:
         raise UserError("expected --query, a folder or image files to classify, found none")
-    for file in (file for file in (out, save) if file is not None):
-        if not file.parent.is_dir():
-            raise UserError(f"no such folder: '{file.parent}'")
-        if file.is_dir():
+    if classifier is not None:
+        _refuse_run(given)
+    out, save = (file and file.expanduser() for file in (out, save))
+    written = [file for file in (out, save) if file is not None]
+    for file in written:
+        if os.path.isdir(file):  # unlike Path's own, no error where it may not be looked at
             raise UserError(f"expected a file to write, found a folder: '{file}'")
-        if reason := why_not_writable(file.parent):
-            raise UserError(f"cannot write to '{file}': {reason}")
         _refuse_to_overwrite(file, run or classifier, [support, *query, *given])
     if out is not None and save is not None and out.resolve() == save.resolve():
         raise UserError(f"--out and --save name the same file, '{out}': give each its own")
@@ -90,15 +94,21 @@ def classify(
     from json import dumps
 
     from eigenshot.encoder import load_encoder
+    from eigenshot.evaluation import classify as classifying
     from eigenshot.evaluation.classifier_file import load_classifier
-    from eigenshot.evaluation.classify import classify as classify_images
 
     find_own_code(backbone)
+    model = (
+        load_encoder(run, backbone=backbone).with_crops(crops)  # type: ignore[arg-type]
+        if run is not None
+        else load_classifier(str(classifier), backbone=backbone)
+    )
+    for file in written:  # before the work: its result must have a place
+        if reason := make_room_for(file):
+            raise UserError(f"cannot write to '{file}': {reason}")
     with reporting() as reporter:
-        report = classify_images(
-            load_encoder(run, backbone=backbone).with_crops(crops)  # type: ignore[arg-type]
-            if run is not None
-            else load_classifier(str(classifier), backbone=backbone),
+        report = classifying.classify(
+            model,
             support,
             [*query, *given],
             C=C,
@@ -115,15 +125,27 @@ def classify(
             report.classifier.save(save)
             reporter.note(f"classifier and encoder in {save} ({save.stat().st_size / 1e6:.1f} MB)")
     if json:
-        typer.echo(dumps(report.to_dict()))
+        say(dumps(report.to_dict()))
         return
     if out is None:
         for row in report.predictions:
             best = "" if row.unlike else f"  {max(row.probabilities):.0%}"
-            # A file name may hold bytes that a terminal cannot show.
-            name = row.file.encode("utf-8", "backslashreplace").decode()
-            typer.echo(f"{name}  {row.prediction}{best}")
-    typer.echo(report.summary())
+            say(f"{row.file}  {row.prediction}{best}")
+    say(report.summary())
+
+
+def _refuse_run(queries: list[Path]) -> None:
+    """A run beside a kept classifier would be taken for images to classify."""
+    from eigenshot.training.runfolder import RunFolder
+
+    for place in queries:
+        run = RunFolder(place)
+        is_run = run.encoder_file.is_file() or run.config_file.is_file()
+        if is_run or place.suffix.lower() == ".safetensors":
+            raise UserError(
+                f"RUN ('{place}') and --classifier exclude each other: a kept classifier brings "
+                "its encoder along; leave one of them out"
+            )
 
 
 def _refuse_to_overwrite(file: Path, model: Path | None, pictures: list[Path | None]) -> None:
@@ -137,6 +159,6 @@ def _refuse_to_overwrite(file: Path, model: Path | None, pictures: list[Path | N
     if model is not None:
         run = RunFolder(model if model.expanduser().is_dir() else model.parent)
         own = [part.resolve() for part in run.files]
-    holds = target.exists() and target.suffix.lower() in (*EXTENSIONS, ".parquet", ".npz")
+    holds = os.path.exists(target) and target.suffix.lower() in (*EXTENSIONS, ".parquet", ".npz")
     if target in (*given, *own) or (holds and any(p in target.parents for p in given)):
         raise UserError(f"'{file}' is one of the files that are read here: write to another")

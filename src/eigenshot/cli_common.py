@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, reason_of
+from eigenshot.files import as_unicode
 
 if TYPE_CHECKING:
     from eigenshot.reporter import Reporter
@@ -74,6 +75,30 @@ def together(device: str) -> Iterator[bool]:
     fabric = launch(choose_device(device), devices, nodes)
     with parting(fabric):
         yield fabric.is_global_zero
+
+
+@contextlib.contextmanager
+def telling_of_an_interruption() -> Iterator[None]:
+    """Say so where Ctrl-C ends a command; of several processes the first one does."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        from eigenshot.training.launch import own_name
+
+        if not own_name(os.environ):
+            typer.echo("interrupted before the end; no file is left half-written", err=True)
+        raise typer.Exit(130) from error
+
+
+def say(text: str) -> None:
+    """Print what a command was asked for; where that cannot be written, end with exit code 1."""
+    try:
+        typer.echo(as_unicode(text))  # names of files and classes may be of any bytes
+    except BrokenPipeError:  # whoever read it has seen enough, as 'head' has
+        raise
+    except OSError as error:
+        typer.echo(f"error: cannot write the output: {reason_of(error)}", err=True)
+        raise typer.Exit(1) from error
 
 
 def refuse_several(command: str) -> None:

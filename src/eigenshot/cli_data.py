@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, reporting
+from eigenshot.cli_common import DATA_HELP, reporting, say
 
 data_app = typer.Typer(
     help="Benchmarks: which there are, whether they are here and in order.",
@@ -20,7 +20,8 @@ def list_command() -> None:
     from eigenshot.data.benchmarks.access import BENCHMARKS, data_folder, locate
     from eigenshot.data.cache import cache_folder, mebibytes
     from eigenshot.data.tables.shards import find_shards
-    from eigenshot.errors import UserError
+    from eigenshot.errors import CannotRead, UserError
+    from eigenshot.files import looking_into
 
     rows = [
         ("glyphs", "embedded", "-", "characters of many fonts, drawn as they are needed, 28x28")
@@ -29,20 +30,25 @@ def list_command() -> None:
         folder = data_folder() / benchmark.folder
         try:
             found = locate(benchmark) is not None
+            parts = find_shards(folder).values() if found else ()
+            with looking_into(folder):
+                held = sum(shard.stat().st_size for part in parts for shard in part)
+        except CannotRead as error:
+            rows.append((name, str(error), "-", benchmark.description))
+            continue
         except UserError:  # `data check` says what is wrong
             rows.append((name, f"incomplete in {folder}", "-", benchmark.description))
             continue
-        shards = [shard for part in find_shards(folder).values() for shard in part] if found else []
-        size = f"{sum(shard.stat().st_size for shard in shards) / 2**20:,.0f}" if found else "-"
+        size = f"{held / 2**20:,.0f}" if found else "-"
         place = str(folder) if found else f"not in {folder}"
         rows.append((name, place, size, benchmark.description))
     table = [("name", "where", "MiB", "what"), *rows]
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for name, place, size, description in table:
-        typer.echo(f"{name:<{widths[0]}}  {place:<{widths[1]}}  {size:>{widths[2]}}  {description}")
+        say(f"{name:<{widths[0]}}  {place:<{widths[1]}}  {size:>{widths[2]}}  {description}")
     pixels = cache_folder() / "pixels"
     held = sum(file.stat().st_size for file in pixels.glob("*") if file.is_file())
-    typer.echo(f"\ndecoded images: {mebibytes(held)} in {pixels}, which can be deleted at any time")
+    say(f"\ndecoded images: {mebibytes(held)} in {pixels}, which can be deleted at any time")
 
 
 @data_app.command("check")
@@ -67,7 +73,7 @@ def check_command(
         else:
             table, splits = open_table_for_check(data, reporter)
             report = check_table(table, splits, progress)
-    typer.echo(dumps(report.to_dict(), indent=2) if json else report.to_text())
+    say(dumps(report.to_dict(), indent=2) if json else report.to_text())
     if report.problems:
         raise typer.Exit(1)
 
@@ -95,4 +101,4 @@ def fetch_command(
             folder = fetch(repository, hub_folder(repository), reporter=reporter, force=force)
         else:
             folder = fetch_benchmark(find_benchmark(name).name, reporter=reporter, force=force)
-    typer.echo(f"shards in {folder}")
+    say(f"shards in {folder}")

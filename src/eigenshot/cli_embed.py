@@ -16,10 +16,13 @@ from eigenshot.cli_common import (
     RunArgument,
     find_own_code,
     reporting,
+    say,
+    telling_of_an_interruption,
     together,
 )
 
 
+@telling_of_an_interruption()
 def embed_command(
     run: RunArgument,
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
@@ -56,4 +59,4 @@ def embed_command(
             together=True,
         )
     if speaks:
-        typer.echo(f"features in {file}")
+        say(f"features in {file}")

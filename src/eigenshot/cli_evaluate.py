@@ -17,6 +17,8 @@ from eigenshot.cli_common import (
     RunArgument,
     find_own_code,
     reporting,
+    say,
+    telling_of_an_interruption,
     together,
 )
 from eigenshot.errors import UserError
@@ -59,6 +61,7 @@ def _refuse_idle(context: typer.Context, names: tuple[str, ...], reason: str) ->
 
 
 @evaluate.command("fewshot")
+@telling_of_an_interruption()
 def fewshot(
     context: typer.Context,
     run: RunArgument,
@@ -159,24 +162,25 @@ def fewshot(
             str(count): {"difference": round(mean, 4), "ci95": round(width, 4)}
             for count, (mean, width) in differences.items()
         }
-        typer.echo(json.dumps(record))
+        say(json.dumps(record))
         return
     cropped = "" if looked_at == "whole" else f", {looked_at} crops"
     for result, chosen in results:
         chance = f"guessing gives {100 / result.ways:.0f} %"
         name = f"{result.ways}-way {result.shots}-shot, {classifier}{cropped}"
-        typer.echo(f"{name}  {result}  ({episodes:,} episodes; {chance})")
+        say(f"{name}  {result}  ({episodes:,} episodes; {chance})")
         if chosen:
-            typer.echo(
+            say(
                 f"  with C={chosen.C:g} and transform '{chosen.transform}', "
                 f"chosen on validation classes ({chosen.accuracy:.2f} % there)"
             )
         if result.shots in differences:
             mean, width = differences[result.shots]
-            typer.echo(f"  {mean:+.2f} ± {width:.2f} against {against} on the same tasks")
+            say(f"  {mean:+.2f} ± {width:.2f} against {against} on the same tasks")
 
 
 @evaluate.command("linear")
+@telling_of_an_interruption()
 def linear(
     context: typer.Context,
     run: RunArgument,
@@ -216,10 +220,11 @@ def linear(
             seed=seed,
         )
     if speaks:
-        typer.echo(json.dumps(result.summary()) if as_json else f"linear evaluation  {result}")
+        say(json.dumps(result.summary()) if as_json else f"linear evaluation  {result}")
 
 
 @evaluate.command("knn")
+@telling_of_an_interruption()
 def knn(
     run: RunArgument,
     train: TrainOption,
@@ -247,4 +252,4 @@ def knn(
             temperature=temperature,
         )
     if speaks:
-        typer.echo(json.dumps(result.summary()) if as_json else str(result))
+        say(json.dumps(result.summary()) if as_json else str(result))

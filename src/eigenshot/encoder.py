@@ -17,6 +17,7 @@ from eigenshot.data.opening import as_images
 from eigenshot.data.views.crops import Crops, check_crops, fixed_crops
 from eigenshot.data.views.views import normalise
 from eigenshot.errors import CorruptFileError, UserError, check_at_least
+from eigenshot.files import looking_into
 from eigenshot.hardware import Precision, resolve_precision
 from eigenshot.networks import Backbone, as_backbone, create_backbone
 from eigenshot.tensorfile import read_tensors, write_tensors
@@ -220,7 +221,8 @@ def load_encoder(path: str | Path, *, backbone: nn.Module | str | None = None) -
     backbone : for an encoder that was trained with a user's own network, the module or its
         ``"package.module:Factory"``.
     """
-    file = encoder_path(path)
+    with looking_into(path):
+        file = encoder_path(path)
     tensors, header = read_tensors(file, kind=FORMAT)
     return encoder_from(tensors, header, str(file), backbone=backbone)
 

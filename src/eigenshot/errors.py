@@ -25,6 +25,10 @@ class CorruptFileError(UserError):
     """A file that is not what it should be: truncated, altered, or from another program."""
 
 
+class CannotRead(UserError):
+    """A file or folder that is there, or may be, and that the system does not let us read."""
+
+
 class Busy(UserError):
     """Another process is at the same work; it can be done, or is done, when that one has ended."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from eigenshot.errors import reason_of
+from eigenshot.errors import CannotRead, reason_of
 
 
 @contextlib.contextmanager
@@ -44,6 +44,33 @@ def why_not_writable(folder: Path) -> str | None:
             return None
     except OSError as error:
         return reason_of(error)
+
+
+def make_room_for(file: Path) -> str | None:
+    """Make the folder that ``file`` is to lie in; why it can hold none, or None where it can."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"its folder cannot be made: {reason_of(error)}"
+    return why_not_writable(file.parent)
+
+
+@contextlib.contextmanager
+def looking_into(place: str | Path) -> Iterator[None]:
+    """What the system refuses while ``place`` is looked at is a `CannotRead` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotRead(f"cannot read '{place}': {reason_of(error)}") from error
+
+
+def as_unicode(name: str) -> str:
+    """``name`` as valid Unicode: bytes of a file name that are no text are shown as ``\\xff``."""
+    try:
+        content = name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character that does not stand for a byte
+        content = name.encode("utf-8", "backslashreplace")
+    return content.decode("utf-8", "backslashreplace")
 
 
 def _sync_folder(folder: Path) -> None:

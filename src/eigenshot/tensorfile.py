@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from eigenshot.errors import CorruptFileError, UserError
-from eigenshot.files import atomic_write
+from eigenshot.files import atomic_write, looking_into
 
 # One metadata entry: with several, safetensors writes them in no fixed order.
 _ENTRY = "eigenshot"
@@ -71,13 +71,16 @@ def write_tensors(
 def read_tensors(path: str | Path, *, kind: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write_tensors` wrote; ``kind=None`` takes any safetensors file.
 
-    A file that is truncated, altered, or from another program is a `CorruptFileError`.
+    A file that is truncated, altered, or from another program is a `CorruptFileError`, one that
+    may not be read a `CannotRead`.
     """
     file = Path(path)
-    if file.is_dir():
-        raise UserError(f"expected a file, found a folder: '{path}'")
-    if not file.is_file():
-        raise UserError(f"no such file: '{path}'")
+    with looking_into(path):
+        if file.is_dir():
+            raise UserError(f"expected a file, found a folder: '{path}'")
+        if not file.is_file():
+            raise UserError(f"no such file: '{path}'")
+        file.open("rb").close()  # one that it may not open, safetensors calls missing
     try:
         with safe_open(str(file), framework="pt") as opened:
             metadata = opened.metadata() or {}

@@ -363,8 +363,11 @@ def test_not_a_folder_of_images(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="found another file"):
         load(put(tmp_path / "a.png"))
     bare = tmp_path / "bare"
-    (bare / "deeper").mkdir(parents=True)
+    bare.mkdir()
     with pytest.raises(UserError, match="is empty"):
+        load(bare)
+    (bare / "deeper").mkdir()
+    with pytest.raises(UserError, match=r"holds no image, nor do its sub-folders \(deeper\)"):
         load(bare)
     for number in range(12):
         (bare / "deeper" / f"{number}.txt").touch()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ from eigenshot.errors import UnreadableWarning, UserError
 from eigenshot.evaluation.classifier import FewShotClassifier
 from eigenshot.evaluation.classifier_file import load_classifier
 from eigenshot.evaluation.classify import NONE_OF_THESE, classify
+from tests.data.benchmarks.test_hub import Listener
 from tests.evaluation.test_classifier import small_encoder, stripes
 
 
@@ -109,6 +112,42 @@ class TestReport:
         [warning] = report.warnings()
         assert warning.startswith("may be mislabelled: red/7.png is labelled 'red'")
 
+    def test_examples_among_what_is_classified_are_remarked(self, place: Path) -> None:
+        listener = Listener()
+        report = classify(place, place / "support", place / "queries", reporter=listener)
+        assert not any(row.example for row in report.predictions)
+        assert listener.notes == []
+        both = [place / "support" / "red", place / "queries"]
+        report = classify(place, place / "support", both, reporter=listener)
+        assert [row.example for row in report.predictions] == [True] * 5 + [False] * 6
+        (remark,) = listener.notes
+        assert remark.startswith("5 of the 11 images to classify have the very features of an")
+        rows = report.to_dict()["predictions"]
+        assert sum(row["example"] for row in rows) == 5
+
+    def test_a_picture_in_two_classes_is_warned_of(self, place: Path) -> None:
+        report = classify(place, place / "support", place / "queries")
+        assert report.warnings() == []
+        shutil.copy(place / "support/blue/0.png", place / "support/red/again.png")
+        report = classify(place, place / "support", place / "queries")
+        sentence = "the same picture stands in two classes, as blue/0.png and red/again.png: leave"
+        assert report.warnings()[0].startswith(sentence)
+        file = report.classifier.save(place / "kept.safetensors")
+        again = classify(load_classifier(file), None, place / "queries")
+        assert again.warnings() == report.warnings()
+        assert again.to_dict() == report.to_dict()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs file names of any bytes")
+    def test_a_file_name_that_is_no_unicode(self, place: Path) -> None:
+        odd = os.fsencode(place / "queries") + b"/b\xff\xc3\xbc.png"
+        os.rename(place / "queries/blue/0.png", odd)
+        os.rename(place / "support/red", os.fsencode(place / "support") + b"/\xfe")
+        report = classify(place, place / "support", place / "queries")
+        report.write_csv(place / "predictions.csv")
+        names = [line.split(",")[0] for line in (place / "predictions.csv").read_text().split()]
+        assert f"{place}/queries/b\\xffü.png" in names
+        assert "p(\\xfe)" in (place / "predictions.csv").read_text()
+
     def test_a_fitted_classifier_keeps_its_rate_unless_told(self, place: Path) -> None:
         model = FewShotClassifier(small_encoder(), reject=0.2).fit(place / "support")
         queries = place / "queries"
@@ -169,6 +208,14 @@ class TestBadSupport:
             classify(place, place / "one" / "blue", place / "queries")
         with pytest.raises(UserError, match="no such folder"):
             classify(place, place / "suport", place / "queries")
+        file = place / "one/blue/0.png"
+        with pytest.raises(UserError, match=r"\(--support\) are a folder with a sub-folder"):
+            classify(place, file, place / "queries")
+        for name in ("cat", "dog"):
+            (place / "bare" / name).mkdir(parents=True)
+        message = r"bare holds no image, nor do its sub-folders \(cat, dog\)"
+        with pytest.raises(UserError, match=message):
+            classify(place, place / "bare", place / "queries")
         with pytest.raises(UserError, match="expected a support folder"):
             classify(place, None, place / "queries")
         (place / "empty").mkdir()
@@ -206,6 +253,24 @@ class TestCommand:
         text = self.run(app, "--classifier", kept, "--query", queries)
         assert "accuracy 100.0%" in text
         assert len([line for line in text.splitlines() if ".png" in line]) == 6
+
+    def test_folders_are_made_for_what_is_written(self, app: typer.Typer, place: Path) -> None:
+        table, kept = place / "new/deep/table.csv", place / "kept/classifier.safetensors"
+        common = ("--support", place / "support", "--query", place / "queries")
+        self.run(app, place, *common, "--out", table, "--save", kept)
+        assert len(table.read_text().splitlines()) == 7
+        assert load_classifier(kept).classes_.tolist() == ["blue", "green", "red"]
+        message = "its folder cannot be made: not a directory"
+        with pytest.raises(UserError, match=message):
+            self.run(app, place, *common, "--out", table / "deep" / "table.csv")
+
+    def test_a_run_beside_a_kept_classifier(self, app: typer.Typer, place: Path) -> None:
+        kept = place / "kept.safetensors"
+        FewShotClassifier(small_encoder()).fit(place / "support").save(kept)
+        for run in (place, place / "encoder.safetensors"):
+            message = "exclude each other: a kept classifier brings its encoder along"
+            with pytest.raises(UserError, match=message):
+                self.run(app, run, "--classifier", kept, "--query", place / "queries")
 
     def test_what_is_read_is_not_written_over(self, app: typer.Typer, place: Path) -> None:
         picture, example = place / "queries/blue/0.png", place / "support/blue/0.png"
@@ -262,10 +327,7 @@ class TestCommand:
             (["run", "--support", "s"], "expected --query"),
             (["--classifier", "c", "--query", "q", "-C", "2"], "leave out --support, --C and"),
             (["--classifier", "c", "--query", "q", "--crops", "ten"], "and --crops, or leave out"),
-            (
-                ["run", "--support", "s", "--query", "q", "--out", "no/p.csv"],
-                "no such folder: 'no'",
-            ),
+            (["run", "--support", "s", "--query", "q"], "no such run or encoder file: 'run'"),
         ],
     )
     def test_misuse(self, app: typer.Typer, arguments: list[str], message: str) -> None:

@@ -64,8 +64,9 @@ class TestEpisodes:
         [
             ({"ways": 9}, "9-way episodes need 9 classes, found 3"),
             ({"shots": 4}, "class 'cat' has 6 images, but 4 shots [+] 3 queries need 7"),
-            ({"shots": 4}, r"use at most 2 queries \(--queries\), or leave that class out"),
-            ({"shots": 7}, "use fewer than 6 shots, or leave that class out"),
+            ({"shots": 4}, "smallest class allows 6 of both together, as with --shots 4 --quer"),
+            ({"shots": 4}, "--queries 2, or leave that class out"),
+            ({"shots": 7}, "allows 6 of both together, as with --shots 1 --queries 5, or leave"),
             ({"labels": [0, 0, 0, 1]}, "class 'cat' has 1 images, .* add images to it, or leave"),
             ({"ways": 1}, "ways must be at least 2, found 1"),
             ({"shots": 0}, "shots must be at least 1, found 0"),

@@ -131,8 +131,39 @@ def test_neighbours_and_temperature_are_those_asked_for(bench: Bench, tmp_path: 
         assert result == KnnResult(expected, neighbours, temperature)
         found.add(result.accuracy)
     assert len(found) > 1
-    third = KnnResult(100 / 3, 5, 0.1)
-    assert third.summary() == {"accuracy": 33.3333, "neighbours": 5, "temperature": 0.1}
+    summary = {"accuracy": 33.3333, "neighbours": 5, "temperature": 0.1, "copies": 0}
+    assert KnnResult(100 / 3, 5, 0.1).summary() == summary
+
+
+def test_test_images_that_were_learned_from_are_counted(bench: Bench, tmp_path: Path) -> None:
+    contents: list[bytes | None] = [picture(row) for row in range(60)]
+    train = write_hub(tmp_path / "a.parquet", contents[:40], [row % 2 for row in range(40)], NAMES)
+    test = write_hub(tmp_path / "b.parquet", contents[33:], [row % 2 for row in range(27)], NAMES)
+    said = bench.reporter.notes  # type: ignore[attr-defined]
+    sentence = "7 of the 27 test images have the very features of a training image"
+    result = knn_of_run(bench, train, test, neighbours=5)
+    assert (result.copies, result.summary()["copies"]) == (7, 7)
+    assert next(text for text in said if "copies" in text).startswith(sentence)
+    said.clear()
+    assert linear_of_run(bench, train, test, exact=True).summary()["copies"] == 7
+    assert next(text for text in said if "copies" in text).startswith(sentence)
+    said.clear()
+    other = write_hub(tmp_path / "c.parquet", contents[40:], [row % 2 for row in range(20)], NAMES)
+    assert knn_of_run(bench, train, other, neighbours=5).copies == 0
+    assert not [text for text in said if "copies" in text]
+
+
+def test_a_vote_of_nearly_all_is_remarked(bench: Bench, tmp_path: Path) -> None:
+    both = shards(tmp_path / "both", train=30, test=6)
+    said = bench.reporter.notes  # type: ignore[attr-defined]
+    knn_of_run(bench, both, both, neighbours=15)
+    assert not [text for text in said if "images vote" in text]
+    for neighbours, voters in ((16, 16), (200, 30)):
+        said.clear()
+        knn_of_run(bench, both, both, neighbours=neighbours)
+        (remark,) = [text for text in said if "images vote" in text]
+        assert remark.startswith(f"{voters} of the 30 training images vote on every test image")
+        assert remark.endswith("--neighbours 3")
 
 
 def test_fewer_views_than_none_are_refused(bench: Bench, tmp_path: Path) -> None:

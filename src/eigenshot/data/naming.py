@@ -19,6 +19,7 @@ from eigenshot.data.tables.folder_table import FolderTable
 from eigenshot.data.tables.layout import Layout, look_into
 from eigenshot.data.tables.shards import columns_of, open_shards
 from eigenshot.errors import UserError, did_you_mean
+from eigenshot.files import looking_into
 from eigenshot.reporter import Reporter
 
 BENCHMARK_NAMES = ("glyphs", *BENCHMARKS)
@@ -60,7 +61,9 @@ def hub_id(data: Any) -> str | None:
             raise UserError(f"expected hub:owner/name or hub:owner/name@config, found '{data}'")
         return name
     is_id = _HUB_ID.fullmatch(data) is not None and data[0] not in ".~"
-    return data if is_id and not Path(data).exists() and not Path(data).parent.exists() else None
+    # Unlike those of Path, these two say nothing against a folder that may not be entered.
+    here = os.path.exists(data) or os.path.exists(os.path.dirname(data))
+    return data if is_id and not here else None
 
 
 def require_place(data: str) -> None:
@@ -68,8 +71,9 @@ def require_place(data: str) -> None:
 
     Whether a repository is there, only its hub can tell.
     """
-    known = is_benchmark(data) or hub_id(data) is not None
-    if not known and not Path(data).expanduser().exists():
+    with looking_into(data):
+        known = is_benchmark(data) or hub_id(data) is not None or Path(data).expanduser().exists()
+    if not known:
         hint = did_you_mean(data, BENCHMARK_NAMES)
         raise UserError(f"'{data}' is neither a folder or file nor a benchmark{hint}")
 

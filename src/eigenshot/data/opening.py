@@ -124,7 +124,7 @@ def open_images(
 
     Besides what `open_source` takes: one image file, or a list of files or Pillow images.
     """
-    if isinstance(images, Image.Image) or _is_image_file(images):
+    if isinstance(images, Image.Image) or is_image_file(images):
         images = [images]
     if isinstance(images, list):
         if not images:
@@ -142,10 +142,11 @@ def _is_table_file(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() in (".npz", ".parquet")
 
 
-def _is_image_file(images: Any) -> bool:
+def is_image_file(images: Any) -> bool:
+    """Whether ``images`` names a single file that is neither shards nor arrays."""
     return (
         isinstance(images, str | os.PathLike)
-        and Path(images).is_file()
+        and os.path.isfile(images)
         and not _is_table_file(images)
     )
 

@@ -45,7 +45,8 @@ class Assessment:
 
     ``accuracy``, ``interval`` and the errors are None where no class has two images; ``note``
     says how they were found or why not. ``judged`` of ``images`` support images were held out.
-    The calibration errors are those before and after the temperature.
+    The calibration errors are those before and after the temperature. ``twins`` names pairs of
+    images that are the same picture in two classes.
     """
 
     images: int
@@ -56,6 +57,7 @@ class Assessment:
     calibration_error: float | None
     note: str
     suspects: tuple[Suspect, ...]
+    twins: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         if self.accuracy is None or self.interval is None or self.calibration_error is None:
@@ -79,6 +81,8 @@ class Assessment:
                 **fields,
                 "interval": None if interval is None else (float(interval[0]), float(interval[1])),
                 "suspects": tuple(Suspect(**entry) for entry in fields["suspects"]),
+                # Older files have none.
+                "twins": tuple((str(one), str(other)) for one, other in fields.get("twins", ())),
             }
         )
 

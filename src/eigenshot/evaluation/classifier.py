@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -17,10 +16,11 @@ from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError, check_strength
 from eigenshot.evaluation.assessment import assess
 from eigenshot.evaluation.calibration import balance, hold_out, logit_spread, tempered
+from eigenshot.evaluation.copies import twins_across
 from eigenshot.evaluation.logistic import fit_logistic
 from eigenshot.evaluation.rejection import check_rate, fit_rejection, likeness_to
 from eigenshot.evaluation.support import check_labels, open_support
-from eigenshot.evaluation.tables import check_finite, unit_length
+from eigenshot.evaluation.tables import check_finite, checked_width, unit_length
 
 
 class FewShotLogistic(ClassifierMixin, BaseEstimator):
@@ -201,7 +201,7 @@ class FewShotClassifier(BaseEstimator):
         self, features: Any, labels: Any, names: tuple[str, ...] | None = None
     ) -> FewShotClassifier:
         """Fit to features ``(n, d)`` that the encoder made; ``names`` are for messages."""
-        table = self._checked(features)
+        table = checked_width(features, self.encoder.out_features)
         targets = check_labels(labels, len(table))
         check_strength(self.C)
         if self.reject is not None:
@@ -213,14 +213,17 @@ class FewShotClassifier(BaseEstimator):
         self.classes_ = self.logistic_.classes_
         numbers = np.searchsorted(self.classes_, targets)
         scaled = unit_length(table.astype(np.float64)) if self.normalize else table.astype(float)
-        self.assessment_, sharpness = assess(
+        names = names or tuple(f"image {row}" for row in range(len(table)))
+        assessment, sharpness = assess(
             # One number is chosen from these: they need not be as exact as the classifier itself.
             hold_out(scaled, numbers, **{**options, "tol": max(self.tol, 1e-5)}),
             numbers,
             class_names=[str(label) for label in self.classes_],
-            image_names=names or tuple(f"image {row}" for row in range(len(table))),
+            image_names=names,
             calibrate=self.calibrate,
         )
+        twins = tuple((names[one], names[other]) for one, other in twins_across(table, numbers))
+        self.assessment_ = replace(assessment, twins=twins)
         spread = logit_spread(self.logistic_.logits(table))
         self.temperature_ = spread / sharpness if self.calibrate else 1.0
         self.support_, self.support_labels_ = table, numbers
@@ -237,7 +240,7 @@ class FewShotClassifier(BaseEstimator):
     def judge_features(self, features: Any) -> Judgement:
         """The same of features ``(m, d)`` that the encoder made."""
         check_is_fitted(self, "logistic_")
-        table = self._checked(features)
+        table = checked_width(features, self.encoder.out_features)
         likeness, nearest = likeness_to(table, self.support_)
         return Judgement(
             tempered(self.logistic_.logits(table), self.temperature_),
@@ -285,16 +288,3 @@ class FewShotClassifier(BaseEstimator):
 
     def _features(self, images: Any) -> np.ndarray:
         return self.encoder.transform(images, batch_size=self.batch_size, device=self.device)
-
-    def _checked(self, features: Any) -> np.ndarray:
-        table = features.cpu() if isinstance(features, torch.Tensor) else features
-        table = np.asarray(table, dtype=np.float32)
-        if table.ndim != 2 or not len(table):
-            raise UserError(f"expected features (n, d) of an image or more, found {table.shape}")
-        if table.shape[1] != self.encoder.out_features:
-            raise UserError(
-                f"expected features of width {self.encoder.out_features}, as the encoder makes "
-                f"them, found {table.shape[1]}"
-            )
-        check_finite(table)
-        return table

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.folder import load_folder
 from eigenshot.data.reading.picture import UnreadableImage, read_image
 from eigenshot.data.source import ArraySource
@@ -22,9 +23,10 @@ from eigenshot.data.tables.layout import look_into
 from eigenshot.encoder import Encoder, Preprocessing, load_encoder
 from eigenshot.errors import UnreadableWarning, UserError, reason_of
 from eigenshot.evaluation.classifier import FewShotClassifier
+from eigenshot.evaluation.copies import copies_among
 from eigenshot.evaluation.rejection import check_rate, fit_rejection
 from eigenshot.evaluation.support import support_split
-from eigenshot.files import atomic_write
+from eigenshot.files import as_unicode, atomic_write
 from eigenshot.hardware import choose_device
 from eigenshot.reporter import Reporter
 
@@ -37,7 +39,8 @@ class Prediction:
     """One image: its class or `NONE_OF_THESE`, and the probability of each class.
 
     The probabilities hold given that the image is of one of the classes; ``likeness`` is its
-    largest cosine to an image of the support, ``unlike`` whether that is too little.
+    largest cosine to an image of the support, ``unlike`` whether that is too little; ``example``
+    whether it has the very features of an image of the support.
     """
 
     file: str
@@ -45,6 +48,7 @@ class Prediction:
     probabilities: tuple[float, ...]
     likeness: float
     unlike: bool
+    example: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Report:
                     "probabilities": dict(zip(self.classes, row.probabilities, strict=True)),
                     "likeness": row.likeness,
                     "none_of_these": row.unlike,
+                    "example": row.example,
                 }
                 for row in self.predictions
             ],
@@ -104,8 +109,7 @@ class Report:
             table.writerow([file, "", *[""] * len(columns), "", "", reason])
         try:
             with atomic_write(path) as handle:
-                # A file name may hold bytes that are no text in any encoding.
-                handle.write(text.getvalue().encode("utf-8", "backslashreplace"))
+                handle.write(as_unicode(text.getvalue()).encode())
         except OSError as error:
             raise UserError(f"cannot write predictions to '{path}': {reason_of(error)}") from error
 
@@ -135,6 +139,11 @@ class Report:
         left_out = self.classifier.support_unreadable_
         suspects = self.classifier.assessment_.suspects
         return [
+            *(
+                f"the same picture stands in two classes, as {one} and {other}: leave it out of "
+                f"one of them, as it can make new images '{NONE_OF_THESE}'"
+                for one, other in self.classifier.assessment_.twins
+            ),
             *(f"may be mislabelled: {suspect}" for suspect in suspects),
             *(f"support image left out: {file}: {why}" for file, why in left_out),
             *(f"cannot read {file}: {why}" for file, why in self.unreadable),
@@ -193,7 +202,14 @@ def classify(
             "rename it, or let nothing be rejected (--reject 0)"
         )
     files, source, unreadable = read_queries(queries, classifier.encoder.preprocessing, reporter)
-    return Report(classifier, _predictions(classifier, files, source), unreadable)
+    predictions = _predictions(classifier, files, source)
+    examples = sum(row.example for row in predictions)
+    if examples:
+        reporter.note(
+            f"{examples} of the {count_images(len(predictions))} to classify have the very "
+            "features of an example, as copies have: what is said of them tells nothing of new ones"
+        )
+    return Report(classifier, predictions, unreadable)
 
 
 def _tell_support(support: Any, reporter: Reporter) -> None:
@@ -261,7 +277,11 @@ def read_queries(
 def _predictions(
     classifier: FewShotClassifier, files: list[str], source: ArraySource
 ) -> tuple[Prediction, ...]:
-    judgement = classifier.judge(source)
+    features = classifier.encoder.transform(
+        source, batch_size=classifier.batch_size, device=classifier.device
+    )
+    judgement = classifier.judge_features(features)
+    copies = copies_among(features, classifier.support_)
     best = classifier.classes_[judgement.probabilities.argmax(axis=1)]
     return tuple(
         Prediction(
@@ -270,6 +290,7 @@ def _predictions(
             tuple(judgement.probabilities[row].tolist()),
             float(judgement.likeness[row]),
             bool(judgement.unlike[row]),
+            bool(copies[row] >= 0),
         )
         for row, file in enumerate(files)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError, reason_of
 from eigenshot.evaluation.bench import open_for
 from eigenshot.evaluation.features import encoder_digest, extract_features
-from eigenshot.files import atomic_write, why_not_writable
+from eigenshot.files import as_unicode, atomic_write, make_room_for
 from eigenshot.hardware import Precision, choose_device
 from eigenshot.reporter import Reporter
 
@@ -65,7 +66,8 @@ def embed(
     chosen = choose_device(device)
     encoder = load_encoder(run, backbone=backbone).with_crops(crops)
     source = open_for(encoder, data, split or choose_split(data, "test", reporter), reporter)
-    _prepare_folder(target)  # before the work: its result must have a place
+    if reason := make_room_for(target):  # before the work: its result must have a place
+        raise UserError(f"cannot write features to '{target}': {reason}")
     features = extract_features(
         encoder,
         source,
@@ -109,13 +111,14 @@ class _Table:
 def _check_target(out: str | Path, data: Any) -> Path:
     """The file to write, when it can be one."""
     target = Path(out).expanduser()
-    if target.is_dir():
+    # Unlike those of Path, os.path's questions are answered of what may not be looked at too.
+    if os.path.isdir(target):
         raise UserError(f"expected a file to write features to, found a folder: '{out}'")
     if target.suffix.lower() not in (".npz", ".parquet"):
         raise UserError(f"features go to a .parquet or an .npz file, found '{out}'")
     given = folder_of(data)
-    if given is not None and given.exists():
-        if target.exists() and given.samefile(target):
+    if given is not None and os.path.exists(given):
+        if os.path.exists(target) and given.samefile(target):
             raise UserError(f"'{out}' holds the images themselves; name another file for features")
         if given.is_dir() and target.resolve().is_relative_to(given.resolve()):
             raise UserError(
@@ -125,18 +128,6 @@ def _check_target(out: str | Path, data: Any) -> Path:
     if target.suffix.lower() == ".parquet":
         _import_pyarrow()
     return target
-
-
-def _prepare_folder(target: Path) -> None:
-    folder = target.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the folder '{folder}' for features: {reason_of(error)}"
-        ) from error
-    if reason := why_not_writable(folder):
-        raise UserError(f"cannot write features to '{target}': {reason}")
 
 
 def _write_npz(handle: IO[bytes], table: _Table) -> None:
@@ -158,8 +149,8 @@ def _write_parquet(handle: IO[bytes], table: _Table) -> None:
     arrow, parquet = _import_pyarrow()
     columns: dict[str, Any] = {}
     if table.paths is not None:
-        columns["path"] = arrow.array(_texts(table.paths), arrow.string())
-    names = _texts(table.class_names)
+        columns["path"] = arrow.array([*map(as_unicode, table.paths)], arrow.string())
+    names = [*map(as_unicode, table.class_names)]
     if table.labels is not None:
         columns["label"] = arrow.array(table.labels)
         if names:
@@ -179,11 +170,6 @@ def _write_parquet(handle: IO[bytes], table: _Table) -> None:
         # A dictionary of floats is never smaller than the floats.
         use_dictionary=[name for name in columns if name in ("label", "class")],
     )
-
-
-def _texts(values: Sequence[str]) -> list[str]:
-    """Names that parquet can hold: a file name need not be valid Unicode, its text must."""
-    return [value.encode("utf-8", "backslashreplace").decode() for value in values]
 
 
 def _import_pyarrow() -> tuple[Any, Any]:

@@ -96,9 +96,13 @@ def check_episodes(
 
 def _way_out(images: int, shots: int) -> str:
     """What can be asked for with classes of so many images."""
-    if images > shots:
-        return f"use at most {images - shots} queries (--queries)"
-    return f"use fewer than {images} shots" if images > 1 else "add images to it"
+    if images < 2:
+        return "add images to it"
+    fewer = shots if shots < images else 1
+    return (
+        f"the smallest class allows {images} of both together, as with --shots {fewer} "
+        f"--queries {images - fewer}"
+    )
 
 
 def _distinct(sizes: np.ndarray, needed: int, generator: np.random.Generator) -> np.ndarray:

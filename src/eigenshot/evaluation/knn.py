@@ -23,11 +23,15 @@ _BLOCK = 65_536  # training images compared at once
 
 @dataclass(frozen=True)
 class KnnResult:
-    """Test accuracy in percent, how many neighbours voted, and the temperature of their votes."""
+    """Test accuracy in percent, how many neighbours voted, and the temperature of their votes.
+
+    ``copies`` test images have the very features of a training image.
+    """
 
     accuracy: float
     neighbours: int
     temperature: float
+    copies: int = 0
 
     def __str__(self) -> str:
         plural = "" if self.neighbours == 1 else "s"

@@ -38,7 +38,8 @@ from eigenshot.randomness import numpy_generator, torch_generator
 class LinearResult:
     """Test accuracy of a linear classifier, in percent.
 
-    ``protocol`` is ``"sgd"`` (the paper's recipe) or ``"exact"``; ``details`` are its settings.
+    ``protocol`` is ``"sgd"`` (the paper's recipe) or ``"exact"``; ``details`` are its settings and,
+    where features of all images are there, how many test images are ``copies`` of training images.
     ``per_class`` is the accuracy on each class that has test images. ``coef`` ``(K, d)`` and
     ``intercept`` ``(K,)`` belong to ``class_names`` in order.
     """

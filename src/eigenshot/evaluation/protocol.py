@@ -6,7 +6,10 @@ share out images and episodes, and all return the same result.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from eigenshot.data.naming import choose_split, pretraining_split
 from eigenshot.data.source import Source
@@ -15,6 +18,7 @@ from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError, check_at_least, check_positive, check_strength
 from eigenshot.evaluation.bench import Bench
 from eigenshot.evaluation.classifiers import get_classifier
+from eigenshot.evaluation.copies import copies_among
 from eigenshot.evaluation.episodes import check_episodes
 from eigenshot.evaluation.fewshot import (
     FewShotResult,
@@ -29,6 +33,7 @@ from eigenshot.evaluation.tables import aligned_labels
 from eigenshot.evaluation.transforms import Transform, check_transform
 from eigenshot.evaluation.views import extract_views, training_view
 from eigenshot.hardware import exact_device
+from eigenshot.reporter import Reporter
 
 
 def fewshot_of_run(
@@ -154,15 +159,18 @@ def linear_of_run(
     train_source, test_source = _open_pair(bench, train, test)
     if exact:
         train_labels, test_labels = aligned_labels(train_source, test_source)
-        return linear_exact(
-            bench.features(train_source),
+        learned, tested = bench.features(train_source), bench.features(test_source)
+        result = linear_exact(
+            learned,
             train_labels,
-            bench.features(test_source),
+            tested,
             test_labels,
             C=C,
             device=exact_device(bench.device),
             class_names=train_source.class_names,
         )
+        copies = _count_copies(tested, learned, bench.reporter)
+        return replace(result, details={**result.details, "copies": copies})
     return linear_probe(
         bench.encoder,
         train_source,
@@ -190,14 +198,34 @@ def knn_of_run(
     check_positive(neighbours=neighbours, temperature=temperature)
     train_source, test_source = _open_pair(bench, train, test)
     train_labels, test_labels = aligned_labels(train_source, test_source)
+    learned, tested = bench.features(train_source), bench.features(test_source)
     accuracy = knn_accuracy(
-        bench.features(train_source),
+        learned,
         train_labels,
-        bench.features(test_source),
+        tested,
         test_labels,
         neighbours=neighbours,
         temperature=temperature,
         device=exact_device(bench.device),
         class_names=train_source.class_names,
     )
-    return KnnResult(accuracy, min(neighbours, len(train_source)), temperature)
+    copies = _count_copies(tested, learned, bench.reporter)
+    voters = min(neighbours, len(learned))
+    if 2 * voters > len(learned):
+        bench.reporter.note(
+            f"{voters:,} of the {len(learned):,} training images vote on every test image, so that "
+            "it is hardly the nearest that decide; fewer do with --neighbours "
+            f"{max(1, len(learned) // 10)}"
+        )
+    return KnnResult(accuracy, voters, temperature, copies)
+
+
+def _count_copies(tested: np.ndarray, learned: np.ndarray, reporter: Reporter) -> int:
+    """How many rows of ``(M, d)`` are copies of rows of ``(N, d)``, which is said if any are."""
+    copies = int((copies_among(tested, learned) >= 0).sum())
+    if copies:
+        reporter.note(
+            f"{copies:,} of the {len(tested):,} test images have the very features of a training "
+            "image, as copies have: accuracy on what was learned from says little"
+        )
+    return copies

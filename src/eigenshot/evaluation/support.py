@@ -15,7 +15,7 @@ import torch
 from eigenshot.data.folder import load_folder
 from eigenshot.data.labelled import with_known_labels
 from eigenshot.data.naming import choose_split, is_picture_folder
-from eigenshot.data.opening import open_images, unreadable_in_words
+from eigenshot.data.opening import is_image_file, open_images, unreadable_in_words
 from eigenshot.data.reading.reader import DecodedSource, Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Preprocessing
@@ -49,6 +49,11 @@ def open_support(
         unknown are left out with a warning.
     split : what is taken of data that have splits.
     """
+    if labels is None and is_image_file(images):
+        raise UserError(
+            "labelled images (--support) are a folder with a sub-folder for each class, found one "
+            f"file: '{images}'"
+        )
     source = _open(images, shape, progress, split)
     names = tuple(f"image {row}" for row in range(len(source)))
     if isinstance(source, DecodedSource) and source.paths is not None:
@@ -110,7 +115,7 @@ def _open(
 
 def support_split(images: Any, split: str) -> str | None:
     """What is taken of named data where ``split`` is wanted; None where they have no splits."""
-    named = isinstance(images, str | os.PathLike) and not Path(images).expanduser().is_file()
+    named = isinstance(images, str | os.PathLike) and not os.path.isfile(os.path.expanduser(images))
     return choose_split(images, split) if named else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,20 @@ def checked_features(
         raise UserError(f"labels must be integers, found {targets.dtype}")
     check_finite(table)
     return table, targets.astype(np.int64)
+
+
+def checked_width(features: Any, width: int) -> np.ndarray:
+    """Features ``(n, width)`` of an image or more as float32, or a sentence saying why not."""
+    table = features.cpu() if isinstance(features, Tensor) else features
+    table = np.asarray(table, dtype=np.float32)
+    if table.ndim != 2 or not len(table):
+        raise UserError(f"expected features (n, d) of an image or more, found {table.shape}")
+    if table.shape[1] != width:
+        raise UserError(
+            f"expected features of width {width}, as the encoder makes them, found {table.shape[1]}"
+        )
+    check_finite(table)
+    return table
 
 
 def _on_host(values: np.ndarray | Tensor) -> np.ndarray:

@@ -18,6 +18,7 @@ from eigenshot.data.cache import cache_folder
 from eigenshot.data.tables.encoded import Encoded, Selection
 from eigenshot.data.tables.shards import find_shards, open_shards
 from eigenshot.errors import UserError
+from eigenshot.files import looking_into
 
 __all__ = [
     "BENCHMARKS",
@@ -47,7 +48,7 @@ def data_folder() -> Path:
 def locate(benchmark: str | Benchmark) -> Path | None:
     """The benchmark's folder, if there are shards in it."""
     folder = data_folder() / _known(benchmark).folder
-    return folder if folder.is_dir() and find_shards(folder) else None
+    return folder if _shards_in(folder) else None
 
 
 @cache
@@ -118,10 +119,16 @@ def _parts(known: Benchmark, split: str) -> Sequence[str]:
     return _POOLED if known.class_list is not None else known.shards[split]
 
 
+def _shards_in(folder: Path) -> dict[str, list[Path]]:
+    """The shards of a folder by split; none where there is no folder."""
+    with looking_into(folder):
+        return find_shards(folder) if folder.is_dir() else {}
+
+
 def _find(known: Benchmark, parts: Sequence[str], *, all_of_them: bool = True) -> list[Path]:
     """The shards of some parts in that order; a pooled part may be missing, another may not."""
     folder = data_folder() / known.folder
-    found = find_shards(folder) if folder.is_dir() else {}
+    found = _shards_in(folder)
     shards = [shard for part in parts for shard in found.get(part, [])]
     absent = [part for part in parts if part and part not in found]
     if shards and (not absent or known.class_list is not None or not all_of_them):

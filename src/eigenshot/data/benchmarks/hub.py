@@ -20,7 +20,8 @@ from eigenshot.data.benchmarks.hub_load import HubProblem, load_splits
 from eigenshot.data.reading.locks import locked
 from eigenshot.data.tables.shard_names import split_called
 from eigenshot.data.tables.shards import find_shards
-from eigenshot.errors import UserError, reason_of
+from eigenshot.errors import CannotRead, UserError, reason_of
+from eigenshot.files import looking_into
 from eigenshot.reporter import Reporter
 
 _SHARD_BYTES = 256 << 20
@@ -81,8 +82,9 @@ def fetch(
     splits : the splits to bring; all of them when empty
     """
     folder = folder.expanduser().resolve()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"expected a folder to fill, found a file: {folder}")
+    with looking_into(folder):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"expected a folder to fill, found a file: {folder}")
     if not force and _holds(folder, splits):
         reporter.note(f"{folder} has parquet shards already; nothing was fetched")
         return folder
@@ -133,6 +135,8 @@ def _holds(folder: Path, splits: Sequence[str]) -> bool:
 def _present(folder: Path) -> dict[str, list[Path]]:
     try:
         return find_shards(folder) if folder.is_dir() else {}
+    except CannotRead:  # nor could it be replaced
+        raise
     except UserError as error:
         raise UserError(f"{error}; --force replaces what is there") from error
 

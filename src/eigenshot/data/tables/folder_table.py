@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from eigenshot.data.benchmarks.findings import count_images
+from eigenshot.data.benchmarks.findings import count_images, some
 from eigenshot.data.tables.encoded import Labelling, PlainTable, Unreadable, digest_of
 from eigenshot.errors import UserError, did_you_mean
+from eigenshot.files import looking_into
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
@@ -43,7 +44,7 @@ class FolderTable(PlainTable):
         _check_folder(self.root)
         listing = _list_files(self.root)
         if not listing.pictures and not listing.unlistable:
-            raise UserError(_nothing_found(self.root, len(listing.others)))
+            raise UserError(_nothing_found(self.root, listing))
         if not listing.pictures:
             place, reason = listing.unlistable[0]
             raise UserError(f"cannot look into {self.root / place}: {reason}")
@@ -215,9 +216,11 @@ def label_by_folder(
 
 
 def _check_folder(root: Path) -> None:
-    if root.is_dir():
-        return
-    if root.exists():
+    with looking_into(root):
+        if root.is_dir():
+            return
+        known = root.exists()
+    if known:
         raise UserError(
             f"expected a folder of images, a .parquet or an .npz file, found another file: {root}"
         )
@@ -232,7 +235,13 @@ def _check_folder(root: Path) -> None:
     raise UserError(f"no such folder: {root}{did_you_mean(missing.name, near)}")
 
 
-def _nothing_found(root: Path, others: int) -> str:
+def _nothing_found(root: Path, listing: _Listing) -> str:
+    others = len(listing.others)
+    if others == 0 and listing.empty:
+        return (
+            f"{root} holds no image, nor do its sub-folders ({some(listing.empty)}); expected "
+            f"images ({' '.join(EXTENSIONS)})"
+        )
     if others == 0:
         return f"{root} is empty; expected images ({' '.join(EXTENSIONS)})"
     files = "1 file" if others == 1 else f"{others} files"

@@ -9,6 +9,7 @@ from eigenshot.data.benchmarks.findings import count_images, some
 from eigenshot.data.tables.folder_table import count_pictures
 from eigenshot.data.tables.shards import find_shards, holds_images
 from eigenshot.errors import UserError
+from eigenshot.files import looking_into
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ def look_into(path: Path) -> Layout:
     Shards come before picture files, unless none of them has a column of pictures. Where some
     shards tell a split by their names, those that tell none are left out.
     """
-    if path.suffix.lower() == ".parquet" and path.is_file():
-        return Layout({"": [path]})
-    shards = find_shards(path) if path.is_dir() else {}
+    with looking_into(path):
+        if path.suffix.lower() == ".parquet" and path.is_file():
+            return Layout({"": [path]})
+        shards = find_shards(path) if path.is_dir() else {}
     if not shards:
         return Layout({})
     notes = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from eigenshot.errors import UserError
+from eigenshot.errors import CannotRead, UserError
 
 SPLITS = ("train", "validation", "test", "unlabelled", "")
 
@@ -44,7 +44,7 @@ def find_shards(folder: str | Path) -> dict[str, list[Path]]:
     files, unlistable = _parquet_files(root)
     if unlistable and (files or unlistable[0].filename == os.fspath(root)):
         place, reason = unlistable[0].filename, unlistable[0].strerror or "failed"
-        raise UserError(f"cannot list {place}: {reason.lower()}")
+        raise CannotRead(f"cannot list {place}: {reason.lower()}")
     for path in sorted(files, key=lambda path: _natural(path.relative_to(root))):
         split, place = _split_and_place(path.relative_to(root))
         found[split].append((place, path))
