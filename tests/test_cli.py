@@ -165,8 +165,6 @@ def test_ctrl_c_before_the_first_step_says_how_to_go_on(
 def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
     shell: Shell, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import eigenshot.reproduction.side_by_side  # noqa: F401  # it needs run_all to be imported
-
     run, place = tmp_path / "run", Path("/proc/self")
     assert shell("pretrain", photos, "--out", run, *TINY)[0] == 0
     for work in (

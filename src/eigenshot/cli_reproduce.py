@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from eigenshot.cli_common import DeviceOption, find_own_code, refuse_several
+from eigenshot.cli_common import DeviceOption, find_own_code, refuse_several, say
 from eigenshot.errors import UserError
 from eigenshot.files import why_not_writable, write_text
 
@@ -77,8 +77,7 @@ def reproduce(
     from eigenshot.reproduction.picture import draw_pictures
     from eigenshot.reproduction.plan import Choices, make_plan
     from eigenshot.reproduction.rendering import as_markdown, as_text
-    from eigenshot.reproduction.session import Session, check_budget
-    from eigenshot.reproduction.side_by_side import check_count
+    from eigenshot.reproduction.session import Session, check_budget, check_count
     from eigenshot.reproduction.table import read_table
 
     refuse_several("reproduce")
@@ -103,7 +102,7 @@ def reproduce(
     if dry_run:
         if places.results.exists() and not places.results.is_dir():
             raise UserError(f"--results '{places.results}' is no folder; choose another")
-        typer.echo(_described(plan, places, device, budget, session) + "\n")
+        say(_described(plan, places, device, budget, side_by_side, session) + "\n")
     else:
         if results_only and not places.results.is_dir():
             raise UserError(f"there is no folder '{places.results}' to make the table from")
@@ -111,10 +110,15 @@ def reproduce(
         if not results_only:
             session = _run(plan, places, device, budget, side_by_side, stderr)
             if plan.runs and session.idle:
-                note = "nothing was run: all results are in '{}'; another --results makes new ones"
-                stderr.print(note.format(places.results), markup=False, soft_wrap=True)
+                stderr.print(
+                    f"nothing was run: all results are in '{places.results}'; another --results "
+                    "makes new ones",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
     library = Library(places.results)
-    typer.echo(as_text(compare(chosen, choices, plan, library, session.remarks)))
+    say(as_text(compare(chosen, choices, plan, library, session.remarks)))
     pictures = [] if dry_run else draw_pictures(places.results, chosen, choices, library)
     for trouble in library.troubles:
         stderr.print(f"warning: {trouble}", markup=False, highlight=False, soft_wrap=True)
@@ -177,16 +181,15 @@ def _run(
     from eigenshot.hardware import choose_device
     from eigenshot.reporter import ConsoleReporter
     from eigenshot.reproduction.session import run_all
-    from eigenshot.reproduction.side_by_side import run_side_by_side, shares_a_gpu_well
 
     chosen = choose_device(device)
     if side_by_side > 1:
+        from eigenshot.reproduction.side_by_side import run_side_by_side, shares_a_gpu_well
+
         if not shares_a_gpu_well(chosen):
-            console.print(
+            ConsoleReporter(console).note(
                 "runs on one GPU take turns and gain little, unless NVIDIA's multi-process service "
-                "is there: nvidia-cuda-mps-control -d starts it",
-                highlight=False,
-                soft_wrap=True,
+                "is there: nvidia-cuda-mps-control -d starts it"
             )
         return run_side_by_side(
             plan.runs, places, count=side_by_side, device=device, minutes=budget
@@ -201,7 +204,12 @@ def _run(
 
 
 def _described(
-    plan: Plan, places: Places, device: str, budget: float | None, session: Session
+    plan: Plan,
+    places: Places,
+    device: str,
+    budget: float | None,
+    beside: int,
+    session: Session,
 ) -> str:
     """The plan, a line a run; why one cannot be run here goes to the remarks of ``session``."""
     from eigenshot.reporter import duration
@@ -211,7 +219,7 @@ def _described(
     from eigenshot.reproduction.session import obstacle, result_of
 
     library = Library(places.results)
-    estimator = Estimator(places.results, device)
+    estimator = Estimator(places.results, device, beside)
     left = float("inf") if budget is None else 60 * budget
     trained: set[Path] = set()  # by rows above, when it is this one's turn
 

@@ -54,3 +54,8 @@ def test_twins_stand_in_two_classes() -> None:
     table[11] = table[7]  # of class 2 and 1
     table[9] = table[3]  # both of class 0
     assert twins_across(table, labels) == [(0, 4), (7, 11)]
+    assert twins_across(features(12), labels) == []
+    alike = np.repeat(features(1), 6, axis=0)
+    pairs = twins_across(alike, np.arange(6) // 2)
+    assert [row for _, row in pairs] == [2, 3, 4, 5]
+    assert all(one // 2 < row // 2 for one, row in pairs)

@@ -105,6 +105,14 @@ def test_results_of_other_sizes_tell_nothing(
     assert estimator.known(run, tmp_path / "nothing") == 30.0
 
 
+def test_runs_side_by_side_tell_of_their_like(tmp_path: Path, estimator: Estimator) -> None:
+    run, results = run_of(tmp_path), tmp_path / "results"
+    keep_alike(results, run, estimator, seconds=90.0, side_by_side=3)
+    assert estimator.known(run, tmp_path / "nothing") is None
+    three = Estimator(results, "cpu", 3)
+    assert three.known(run, tmp_path / "nothing") == 90.0
+
+
 def test_measuring_takes_what_it_took_on_this_machine(tmp_path: Path, estimator: Estimator) -> None:
     run, results = run_of(tmp_path), tmp_path / "results"
     keep(results, variant="elsewhere", hardware="a GPU", evaluation_seconds=1.0)

@@ -52,6 +52,8 @@ def test_results_are_those_of_one_run_after_the_other(
     assert shell(*command, *alone)[0] == 0
     code, out, _ = shell(*command, "--side-by-side", 2)
     assert code == 0
+    for file in (tmp_path / "results" / "shapes").glob("*.json"):
+        assert json.loads(file.read_text())["side_by_side"] == 2
     beside = measured(tmp_path / "results")
     assert beside == measured(tmp_path / "alone")
     assert len(beside) == 2
@@ -108,17 +110,27 @@ def test_whether_the_service_is_there_is_told_by_its_folder(
     assert shares_a_gpu_well("cuda")
 
 
-def begun(tmp_path: Path) -> tuple[subprocess.Popen[str], list[RunFolder]]:
-    """A command with two long runs at work, and their folders."""
+def started(tmp_path: Path) -> subprocess.Popen[str]:
+    """A command with two long runs."""
     table = write_miniature(tmp_path)
     words = ["reproduce", str(table), "--device", "cpu", "--rows", "ours,rival"]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "eigenshot", *words, "--epochs", "5000", "--side-by-side", "2"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def children(process: subprocess.Popen[str]) -> list[str]:
+    """Numbers of the processes that it has started."""
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+def begun(tmp_path: Path) -> tuple[subprocess.Popen[str], list[RunFolder]]:
+    """Such a command with both runs at work, and their folders."""
+    process = started(tmp_path)
     names = ("dle-tiny-5000ep-seed0", "dle-tiny-rival-5000ep-seed0")
     (place,) = {make_plan(miniature(tmp_path), Choices()).runs[0].part.images["data"]}
     folders = [RunFolder(tmp_path / "runs" / "reproduce" / place / name) for name in names]
@@ -137,19 +149,39 @@ def test_ctrl_c_stops_all_at_their_checkpoints(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out.count("interrupted; the same command goes on from here") == 1  # a note for both
-    assert "rival: epoch 1/5000" in err
+    assert "rival (Shapes, 5-way): epoch 1/5000" in err
     assert "Traceback" not in err
     for folder in folders:
         assert folder.last.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are looked up in /proc")
+in_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="children are looked up in /proc"
+)
+
+
+@in_proc
+def test_ctrl_c_while_processes_start_is_no_traceback(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    until = time.monotonic() + 60
+    while len(children(process)) < 3:  # one of them watches over what processes share
+        assert time.monotonic() < until, "nothing was started within a minute"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "process ended" not in out
+
+
+@in_proc
 def test_without_their_parent_runs_stop_at_their_checkpoints(tmp_path: Path) -> None:
     process, folders = begun(tmp_path)
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    listed = children(process)
     assert len(listed) >= 2
     process.kill()
-    process.communicate()
+    _, err = process.communicate()
+    assert "Traceback" not in err
     until = time.monotonic() + 60
     while any(Path(f"/proc/{child}").exists() for child in listed):
         assert time.monotonic() < until, "they go on without a parent"

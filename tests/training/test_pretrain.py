@@ -530,7 +530,7 @@ class TestBadInput:
             with pytest.raises(UserError, match="fewer than one batch"):
                 pretrain(images, config, tmp_path / "run", device="cpu", reporter=recorder)
             said[number] = " ".join(recorder.notes)
-        assert "data.per_class=7 is for characters that are drawn and does nothing here" in said[7]
+        assert "data.per_class=7: of use for characters that are drawn, of none here" in said[7]
         assert "per_class" not in said[20]
 
     def test_fewer_images_than_a_batch(self, tmp_path: Path) -> None:

@@ -203,8 +203,7 @@ def classify(
         )
     files, source, unreadable = read_queries(queries, classifier.encoder.preprocessing, reporter)
     predictions = _predictions(classifier, files, source)
-    examples = sum(row.example for row in predictions)
-    if examples:
+    if examples := sum(row.example for row in predictions):
         reporter.note(
             f"{examples} of the {count_images(len(predictions))} to classify have the very "
             "features of an example, as copies have: what is said of them tells nothing of new ones"

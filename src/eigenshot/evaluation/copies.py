@@ -28,12 +28,9 @@ def copies_among(queries: np.ndarray, table: np.ndarray) -> np.ndarray:
     found = np.full(len(queries), -1, dtype=np.int64)
     if not len(table) or not len(queries):
         return found
-    width = table.shape[1]
-    generator = numpy_generator(0, "copies", width)
-    # Along orthonormal directions nothing is farther apart than in all of them, so none is missed.
-    directions = np.linalg.qr(generator.normal(size=(width, min(width, _DIRECTIONS))))[0]
-    distance, nearest = KDTree(_along(table, directions)).query(
-        _along(queries, directions), distance_upper_bound=_DISTANCE
+    # Of images that are as near along all directions, which other ones hardly are, one is tried.
+    distance, nearest = KDTree(_along_some(table)).query(
+        _along_some(queries), distance_upper_bound=_DISTANCE
     )
     candidates = np.flatnonzero(np.isfinite(distance))
     for start in range(0, len(candidates), _ROWS):
@@ -50,8 +47,11 @@ def twins_across(features: np.ndarray, labels: np.ndarray) -> list[tuple[int, in
     Each image is paired with one of a class before its own at most.
     """
     pairs = []
-    for label in np.unique(labels):
-        own, before = np.flatnonzero(labels == label), np.flatnonzero(labels < label)
+    projected = _along_some(features)
+    near = KDTree(projected).query_ball_point(projected, _DISTANCE, return_length=True)
+    rows = np.flatnonzero(near > 1)  # few, as a rule: the others have no copy at all
+    for label in np.unique(labels[rows]):
+        own, before = rows[labels[rows] == label], rows[labels[rows] < label]
         copies = copies_among(features[own], features[before])
         pairs += [
             (int(before[copy]), int(row))
@@ -61,8 +61,14 @@ def twins_across(features: np.ndarray, labels: np.ndarray) -> list[tuple[int, in
     return pairs
 
 
-def _along(features: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Features ``(n, d)`` of unit length along the columns of ``(d, k)``, ``(n, k)``."""
+def _along_some(features: np.ndarray) -> np.ndarray:
+    """Features ``(n, d)`` of unit length along a few orthonormal directions, ``(n, k)``.
+
+    Nothing is farther apart there than in all of them. The directions are the same for every table.
+    """
+    width = features.shape[1]
+    generator = numpy_generator(0, "copies", width)
+    directions = np.linalg.qr(generator.normal(size=(width, min(width, _DIRECTIONS))))[0]
     parts = range(0, len(features), _ROWS)
     return np.concatenate([_unit(features[at : at + _ROWS]) @ directions for at in parts])
 

@@ -40,10 +40,14 @@ _OF_THE_BACKBONE = "backbone.options."
 
 
 class Estimator:
-    """Seconds of runs on this machine: from what they did so far, from results, or measured."""
+    """Seconds of runs on this machine: from what they did so far, from results, or measured.
 
-    def __init__(self, results: Path, device: str) -> None:
+    Results are those of as many runs at a time, ``beside``, which take longer than one alone.
+    """
+
+    def __init__(self, results: Path, device: str, beside: int = 1) -> None:
         self.results = results
+        self.beside = beside
         self.device = choose_device(device)
         self.hardware = hardware_name(self.device)
         self._an_epoch: dict[tuple[Any, ...], float] = {}  # seconds, once they are measured
@@ -95,7 +99,8 @@ class Estimator:
 
     def _here(self, benchmark: str) -> list[Result]:
         results = Library(self.results).of(benchmark)
-        return [result for result in results if result.hardware == self.hardware]
+        kind = (self.hardware, self.beside)
+        return [result for result in results if (result.hardware, result.side_by_side) == kind]
 
     def _alike(self, run: PlannedRun) -> list[Result]:
         """Results of this hardware that were trained as the run is: network, sizes, data."""

@@ -81,13 +81,16 @@ def execute(
     device: str = "auto",
     reporter: Reporter | None = None,
     deadline: float | None = None,
+    beside: int = 1,
 ) -> Result:
     """Train, or go on with what was begun, then measure; the result file is written last.
 
-    ``deadline`` is of the training, as `eigenshot.training.pretrain.pretrain` takes it.
+    ``deadline`` is of the training, as `eigenshot.training.pretrain.pretrain` takes it. ``beside``
+    is how many runs share the device.
     """
     reporter = reporter or Reporter()
     folder = places.folder(run)
+    trained_before = RunFolder(folder).finished
     trained = pretrain(
         run.part.data,
         run.config,
@@ -132,6 +135,7 @@ def execute(
         selected=measured.selected,
         images=run.part.images,
         evaluation_hardware=hardware_name(choose_device(device)),
+        side_by_side=1 if trained_before else beside,
     )
     _write(places.results, result, RunFolder(folder).metrics(), measured.counts)
     return result

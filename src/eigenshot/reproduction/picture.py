@@ -51,7 +51,7 @@ def _draw_part_curves(
 ) -> bool:
     """Write the learning curves of a part of the table; False where there are none.
 
-    A row is shown by its longest run, one of the settings of now before others, of the first seed.
+    A row is shown by its longest run of the settings of now, or else of others, of the first seed.
     A run without a probe has no curve. Rows that share a training share a curve, under the name of
     the first. A row has its colour whether or not the others are there. The series of an axis have
     a panel each, where places on the axis go from light to dark.
@@ -94,8 +94,8 @@ def shown_run(
     return min(
         found,
         key=lambda result: (
-            -result.epochs,
             bool(made_otherwise(table, row, part, choices, result)),
+            -result.epochs,
         ),
         default=None,
     )

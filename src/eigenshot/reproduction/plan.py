@@ -84,6 +84,11 @@ class PlannedRun:
     later_seed: bool = False  # whether the row was asked for with another seed before
 
     @property
+    def seed_is_told(self) -> bool:
+        """Whether what is said of the run names its seed: unless that is 0, asked for first."""
+        return self.later_seed or self.seed != 0
+
+    @property
     def name(self) -> str:
         """Of the run's result files."""
         return self.named(self.variant)
@@ -165,7 +170,7 @@ def _checked(table: Table, row: Row, part: Part, choices: Choices) -> list[Confi
         config = replace(config, backbone=replace(config.backbone, name="conv4", options={}))
     check_parts(config, own_backbone=False)
     if sentence := of_no_use(config, part.data):  # the table would say that every run has it
-        raise UserError(f"{sentence}; leave it out")
+        raise UserError(sentence)
     get_classifier(config.evaluation.classifier, {})
     return configs
 

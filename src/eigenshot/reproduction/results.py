@@ -20,7 +20,7 @@ from eigenshot.reproduction.table import Part
 from eigenshot.reproduction.versions import other_settings
 
 _FEWSHOT_KEYS = ("accuracy", "ci95", "episodes")
-_OPTIONAL = ("fewshot", "linear", "selected", "images", "evaluation_hardware")
+_OPTIONAL = ("fewshot", "linear", "selected", "images", "evaluation_hardware", "side_by_side")
 
 
 def result_name(method: str, variant: str, epochs: int, seed: int) -> str:
@@ -35,7 +35,8 @@ class Result:
     ``variant`` is the recipe, with what a row or the command line changed in it; ``row`` is the
     ``table/row`` it was made for, though any row of equal settings shows it. ``images`` has the
     names of what it learned from and was measured on, as `Part.images`. ``evaluation_hardware`` is
-    what it was measured with; empty in older files: that of the training. ``fewshot`` maps the
+    what it was measured with; empty in older files: that of the training. ``side_by_side`` is how
+    many runs shared the device when this one was trained, as far as is known. ``fewshot`` maps the
     number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has ``accuracy`` and
     ``protocol``. A result has one of the two.
     """
@@ -66,6 +67,7 @@ class Result:
     selected: dict[str, Any] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
     evaluation_hardware: str = ""
+    side_by_side: int = 1
 
     @property
     def name(self) -> str:

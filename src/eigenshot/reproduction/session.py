@@ -46,7 +46,7 @@ class Session:
 
     def remark(self, run: PlannedRun, text: str) -> None:
         """Keep a sentence for the run's row; of another seed than 0, with its number."""
-        text = f"seed {run.seed}: {text}" if run.seed or run.later_seed else text
+        text = f"seed {run.seed}: {text}" if run.seed_is_told else text
         texts = self.remarks.setdefault((run.row.name, run.part.title), [])
         if text not in texts:
             texts.append(text)
@@ -105,6 +105,12 @@ def check_budget(minutes: float | None) -> None:
         raise UserError(f"--budget must be above 0 minutes, found {minutes:g}")
 
 
+def check_count(count: int) -> None:
+    """Refuse a number of runs at a time with which nothing can be run."""
+    if count < 1:
+        raise UserError(f"--side-by-side is at least 1, found {count}")
+
+
 def run_all(
     runs: Sequence[PlannedRun],
     places: Places,
@@ -112,16 +118,17 @@ def run_all(
     device: str = "auto",
     minutes: float | None = None,
     reporter: Callable[[PlannedRun], Reporter] = lambda run: Reporter(),
+    beside: int = 1,
 ) -> Session:
     """Run what has no result yet, in the order given, as far as ``minutes`` reach.
 
     A run that would not fit is passed over. One that does not end in time after all, or is
     interrupted, stops at a checkpoint and is gone on with the next time. One that fails is told,
-    and the next begins.
+    and the next begins. ``beside`` is how many processes share the device.
     """
     check_budget(minutes)
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    estimator = None if end is None else Estimator(places.results, device)
+    estimator = None if end is None else Estimator(places.results, device, beside)
     session = Session()
     for run in runs:
         if result_of(run, Library(places.results)) is not None:  # another row may have made it
@@ -140,7 +147,7 @@ def run_all(
             shown.note(f"{run.row.label}, seed {run.seed}: {places.folder(run)}")
             if places.variant(run) != run.variant:
                 shown.note(f"the result '{run.name}' was made otherwise, and is kept")
-            execute(run, places, device=device, reporter=shown, deadline=deadline)
+            execute(run, places, device=device, reporter=shown, deadline=deadline, beside=beside)
             session.finished += 1
         except DeadlineReached:
             session.remark(run, "begun, and stopped at the end of the budget; its state is saved")

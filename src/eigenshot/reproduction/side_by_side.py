@@ -6,13 +6,15 @@ process that dies takes no other with it, and what it had saved is gone on with 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -25,12 +27,48 @@ from eigenshot.reporter import ConsoleReporter
 from eigenshot.reproduction.execute import Places
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import PlannedRun
-from eigenshot.reproduction.session import Session, check_budget, result_of, run_all
+from eigenshot.reproduction.session import Session, check_budget, obstacle, result_of, run_all
 from eigenshot.training.interrupt import Interruption
 
 _LOOK_SECONDS = 0.2  # how often it is looked whether Ctrl-C was pressed
 _NO_TIME = 1e-9  # minutes: nothing is begun, and that is said
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a process is to do: runs that share a training, until a moment of the system's clock."""
+
+    runs: tuple[PlannedRun, ...]
+    places: Places
+    device: str
+    end: float | None
+    beside: int  # how many processes share the processor's cores
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing can be begun, which takes no process to say."""
+        spent = self.end is not None and time.time() >= self.end
+        return spent or all(obstacle(run, self.places) for run in self.runs)
+
+    def do(self) -> Session:
+        """Run them in this process, one after the other."""
+        minutes = None if self.end is None else max(_NO_TIME, (self.end - time.time()) / 60)
+        return run_all(
+            self.runs,
+            self.places,
+            device=self.device,
+            minutes=minutes,
+            reporter=_reporter,
+            beside=self.beside,
+        )
+
+    def failed(self, text: str) -> Session:
+        """What became of them where ``text`` is all that is known."""
+        session = Session(failed=True)
+        for run in self.runs:
+            session.remark(run, text)
+        return session
 
 
 def run_side_by_side(
@@ -44,24 +82,30 @@ def run_side_by_side(
     """As `eigenshot.reproduction.session.run_all`, with ``count`` trainings at a time.
 
     Runs that share a training are one after the other in one process. Each line that a process
-    prints begins with the name of its row.
+    prints begins with the name of its run.
     """
     check_budget(minutes)
-    check_count(count)
+    if os.name == "nt":
+        raise UserError("--side-by-side is not for Windows, where runs could not be interrupted")
     library = Library(places.results)
     trainings: dict[Path, list[PlannedRun]] = {}
     for run in runs:
         if result_of(run, library) is None:
             trainings.setdefault(places.folder(run), []).append(run)
-    left = list(trainings.values())
     end = None if minutes is None else time.time() + 60 * minutes
+    beside = min(count, len(trainings))
+    left = [_Task(tuple(group), places, device, end, beside) for group in trainings.values()]
     session, active = Session(), list[_Child]()
     passed_on = False
     with Interruption() as interruption:
         try:
             while active or (left and not interruption.requested):
                 while left and len(active) < count and not interruption.requested:
-                    active.append(_start(left.pop(0), (places, device, end, count)))
+                    task = left.pop(0)
+                    if task.idle:
+                        session.add(task.do())
+                    else:
+                        active.append(_start(task))
                 if interruption.requested and not passed_on:
                     passed_on = True
                     for child in active:
@@ -77,15 +121,9 @@ def run_side_by_side(
     return session
 
 
-def check_count(count: int) -> None:
-    """Refuse a number of runs at a time with which nothing can be run."""
-    if count < 1:
-        raise UserError(f"--side-by-side is at least 1, found {count}")
-
-
 def shares_a_gpu_well(device: str) -> bool:
     """Whether processes on ``device`` run at the same time, and do not only take turns."""
-    if not device.startswith("cuda"):
+    if device != "cuda":
         return True
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # the service's default
     return Path(folder, "control").exists()
@@ -93,9 +131,9 @@ def shares_a_gpu_well(device: str) -> bool:
 
 @dataclass(frozen=True)
 class _Child:
-    """A process at work on ``runs``, and where it tells what became of them."""
+    """A process at work on ``task``, and where it tells what became of it."""
 
-    runs: list[PlannedRun]
+    task: _Task
     process: SpawnProcess
     connection: Connection
 
@@ -108,67 +146,46 @@ class _Child:
         """What it has told; a remark on each run where it has died before that."""
         try:
             session: Session | None = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # in the midst of its message it is the second
             session = None
         self.process.join()
-        if session is None:
-            code = self.process.exitcode
-            text = (
-                f"its process ended with code {code}; the same command goes on from what it saved"
-            )
-            session = _failed(self.runs, text)
-        return session
+        if session is not None:
+            return session
+        return self.task.failed(
+            f"its process ended with code {self.process.exitcode}; the same command goes on from "
+            "what it saved"
+        )
 
 
-def _failed(runs: Sequence[PlannedRun], text: str) -> Session:
-    session = Session(failed=True)
-    for run in runs:
-        session.remark(run, text)
-    return session
-
-
-def _start(runs: list[PlannedRun], how: tuple[Places, str, float | None, int]) -> _Child:
+def _start(task: _Task) -> _Child:
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, runs, *how))
+    process = context.Process(target=_work, args=(theirs, task))
+    resource_tracker.ensure_running()  # else the first start would do so, and undo the mask
     # The child inherits it, and is interrupted only once it can say so.
-    _mask(signal.SIG_BLOCK)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
         process.start()
     finally:
-        _mask(signal.SIG_UNBLOCK)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     theirs.close()  # so that the end of the child is the end of the connection
-    return _Child(runs, process, ours)
+    return _Child(task, process, ours)
 
 
-def _mask(how: int) -> None:
-    if hasattr(signal, "pthread_sigmask"):  # which Windows has not
-        signal.pthread_sigmask(how, _PASSED_ON)
-
-
-def _work(
-    connection: Connection,
-    runs: list[PlannedRun],
-    places: Places,
-    device: str,
-    end: float | None,
-    count: int,
-) -> None:
-    """Run ``runs`` until the moment ``end``; of the processor's cores take one in ``count``."""
-    leave_group: Callable[[], None] | None = getattr(os, "setpgrp", None)
-    if leave_group is not None:  # Ctrl-C reaches the parent alone, who passes it on
-        leave_group()
+def _work(connection: Connection, task: _Task) -> None:
+    """What a process does."""
+    os.setpgrp()  # Ctrl-C reaches the parent alone, who passes it on
     threading.Thread(target=_stop_with_the_parent, daemon=True).start()
     try:
-        _mask(signal.SIG_UNBLOCK)
-        torch.set_num_threads(max(1, torch.get_num_threads() // count))
-        minutes = None if end is None else max(_NO_TIME, (end - time.time()) / 60)
-        session = run_all(runs, places, device=device, minutes=minutes, reporter=_reporter)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        torch.set_num_threads(max(1, torch.get_num_threads() // task.beside))
+        session = task.do()
     except KeyboardInterrupt:  # before the first run was begun
         session = Session(interrupted=True)
-    except Exception as error:  # what another process would show as a traceback
-        session = _failed(runs, f"{type(error).__name__}: {error}")
-    connection.send(session)
+    except Exception as error:  # of which a process would show a traceback
+        session = task.failed(f"{type(error).__name__}: {error}")
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        connection.send(session)
 
 
 def _stop_with_the_parent() -> None:
@@ -180,9 +197,8 @@ def _stop_with_the_parent() -> None:
 
 
 def _reporter(run: PlannedRun) -> ConsoleReporter:
-    name = (
-        f"{run.row.name}, seed {run.seed}: " if run.seed or run.later_seed else f"{run.row.name}: "
-    )
+    seed = f", seed {run.seed}" if run.seed_is_told else ""
     # Bars of several processes would be drawn over each other.
     console = Console(stderr=True, force_terminal=False)
-    return ConsoleReporter(console, run.config.training.epochs, prefix=name)
+    prefix = f"{run.row.name} ({run.part.title}{seed}): "
+    return ConsoleReporter(console, run.config.training.epochs, prefix=prefix)

@@ -91,7 +91,7 @@ def of_no_use(config: Config, data: Any) -> str:
     usual, given = DataConfig(), config.data
     names = [name for name in ("per_class", "seed") if getattr(given, name) != getattr(usual, name)]
     settings = " and ".join(f"data.{name}={getattr(given, name)}" for name in names)
-    return f"{settings} is for characters that are drawn and does nothing here" if names else ""
+    return f"{settings}: of use for characters that are drawn, of none here" if names else ""
 
 
 def reading(config: Config, device: str, reporter: Reporter, what: str) -> Reading:
