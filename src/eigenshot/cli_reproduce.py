@@ -71,6 +71,7 @@ def reproduce(
 ) -> None:
     """Fill a table of the paper: run what has no result yet, and print ours beside theirs."""
     from eigenshot.configfile import parse_override
+    from eigenshot.reporter import ConsoleReporter
     from eigenshot.reproduction.comparison import compare
     from eigenshot.reproduction.execute import Places
     from eigenshot.reproduction.library import Library
@@ -98,6 +99,7 @@ def reproduce(
         raise UserError(f"table '{table}': {plan.mistakes[0]}")
     places = Places(results.expanduser(), runs.expanduser())
     stderr = Console(stderr=True)
+    reporter = ConsoleReporter(stderr)
     session = Session()
     if dry_run:
         if places.results.exists() and not places.results.is_dir():
@@ -110,12 +112,9 @@ def reproduce(
         if not results_only:
             session = _run(plan, places, device, budget, side_by_side, stderr)
             if plan.runs and session.idle:
-                stderr.print(
+                reporter.note(
                     f"nothing was run: all results are in '{places.results}'; another --results "
-                    "makes new ones",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
+                    "makes new ones"
                 )
     library = Library(places.results)
     say(as_text(compare(chosen, choices, plan, library, session.remarks)))
@@ -128,7 +127,7 @@ def reproduce(
         # What happened just now is no part of what was reached.
         lasting = compare(chosen, choices, plan, library)
         _write(file, as_markdown(lasting, shlex.join(words), pictures))
-        stderr.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
+        reporter.note(f"written to {file}")
     if session.interrupted:
         raise typer.Exit(_INTERRUPTED)
     if session.failed:

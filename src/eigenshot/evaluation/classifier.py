@@ -193,7 +193,7 @@ class FewShotClassifier(BaseEstimator):
                 "load_encoder(path) reads one from a run"
             )
         support = open_support(images, labels, self.encoder.preprocessing)
-        self.fit_features(self._features(support.source), support.labels, support.names)
+        self.fit_features(self.features(support.source), support.labels, support.names)
         self.support_unreadable_ = support.unreadable
         return self
 
@@ -283,8 +283,9 @@ class FewShotClassifier(BaseEstimator):
         check_is_fitted(self, "logistic_")
         like = self.encoder.preprocessing
         source = as_images(images, image_size=like.image_size, channels=like.channels, stacklevel=4)
-        judgement = self.judge_features(self._features(source))
+        judgement = self.judge_features(self.features(source))
         return replace(judgement, paths=getattr(source, "paths", None))
 
-    def _features(self, images: Any) -> np.ndarray:
+    def features(self, images: Any) -> np.ndarray:
+        """What `fit_features` and `judge_features` take, ``(m, d)``, of images."""
         return self.encoder.transform(images, batch_size=self.batch_size, device=self.device)

@@ -276,9 +276,7 @@ def read_queries(
 def _predictions(
     classifier: FewShotClassifier, files: list[str], source: ArraySource
 ) -> tuple[Prediction, ...]:
-    features = classifier.encoder.transform(
-        source, batch_size=classifier.batch_size, device=classifier.device
-    )
+    features = classifier.features(source)
     judgement = classifier.judge_features(features)
     copies = copies_among(features, classifier.support_)
     best = classifier.classes_[judgement.probabilities.argmax(axis=1)]
