@@ -53,7 +53,7 @@ def test_the_table_of_photographs_is_the_result_files() -> None:
     for shots, row in (("1", " FC100 [^|]*, 1 example "), ("5", " 5 examples ")):
         mean = sum(result["fewshot"][shots]["accuracy"] for result in seeds) / 3
         assert re.search(rf"\|{row}\| \*\*{mean:.1f} ± ", text), row
-    photographs = read("miniimagenet/dle-miniimagenet-best-300ep-seed0")["fewshot"]
+    photographs = read("miniimagenet/dle-miniimagenet-best-380ep-seed0")["fewshot"]
     for shots, row in (("1", " miniImageNet [^|]*, 1 example "), ("5", " 5 examples ")):
         accuracy, interval = photographs[shots]["accuracy"], photographs[shots]["ci95"]
         assert re.search(rf"\|{row}\| {accuracy:.1f} ± {interval:.1f} \|", text), row
