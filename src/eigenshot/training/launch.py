@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
@@ -20,6 +21,7 @@ from eigenshot.machine import PROCESSES_VARIABLE
 Starter: TypeAlias = Literal["torchrun", "srun", "none"]
 
 _PATIENCE = 1.0  # seconds for a process to end by itself, once the one that started it has failed
+_LETTING_GO = 0.1  # seconds for the group's threads to drop what they have worked on
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
@@ -238,6 +240,9 @@ def _leave(fabric: Any) -> None:
 
     if fabric.world_size > 1:
         fabric.barrier()
+        # To drop a tensor a thread of the group needs Python's lock, and a group that ends with the
+        # interpreter waits for its threads with the lock held: here it is free.
+        time.sleep(_LETTING_GO)
         dist.destroy_process_group()
 
 
