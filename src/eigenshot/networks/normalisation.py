@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +22,30 @@ def follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tenso
     share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
     layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
+
+
+@contextlib.contextmanager
+def measuring(module: nn.Module) -> Iterator[None]:
+    """Within the block batch normalisation takes its running statistics anew.
+
+    They are the mean over the batches that go through ``module`` meanwhile. Every other layer is in
+    evaluation mode. Afterwards all are in the mode that they were in.
+    """
+    modes = {part: part.training for part in module.modules()}
+    layers = [part for part in modes if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    momenta = {layer: layer.momentum for layer in layers}
+    module.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # torch's word for a plain mean
+        layer.train()
+    try:
+        yield
+    finally:
+        for layer, momentum in momenta.items():
+            layer.momentum = momentum
+        for part, training in modes.items():
+            part.training = training
 
 
 def scaled(
