@@ -132,6 +132,9 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
     with tempfile.TemporaryDirectory() as folder:
         run = pretrain(table["data"], config, Path(folder) / "run", device=device)
         curve = curve_of(RunFolder(run.folder).metrics())
+    if options.encoders is not None:
+        options.encoders.mkdir(parents=True, exist_ok=True)
+        run.encoder.save(options.encoders / f"{name.replace(' ', '-')}.safetensors")
     final = run.summary["final"]
     return {
         "name": name,
@@ -200,6 +203,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--encoders", type=Path, help="a folder in which encoders are kept")
     parser.add_argument("--share", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     table = tomllib.loads(options.table.read_text(encoding="utf-8"))
