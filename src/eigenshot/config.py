@@ -97,16 +97,6 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
-class NeighboursConfig:
-    """Second views that are of another image, which the encoder finds like the first."""
-
-    share: float = 0.0  # of the second views
-    count: int = 5  # how many images are near enough; one of them is drawn
-    begin: float = 0.5  # share of the run from which on
-    every: int = 10  # epochs between looks for who is near whom
-
-
-@dataclass(frozen=True)
 class EngineConfig:
     """How a step is run: rounding aside, the same is learned in every way."""
 
@@ -176,7 +166,6 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    neighbours: NeighboursConfig = field(default_factory=NeighboursConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
@@ -203,7 +192,6 @@ class Config:
 
 
 _LARGEST = 16_384  # side of an image in pixels
-_SHARES = ("neighbours.share", "neighbours.begin")
 _BELOW_ONE = ("optimizer.momentum", "evaluation.linear_momentum")
 _RECORDING = ("checkpoint", "probe", "logging")
 _NEUTRAL = ("recipe", "evaluation", *_RECORDING)
@@ -225,10 +213,6 @@ def _check_ranges(config: Config) -> None:
         ("data.image_size", 1 if size == "auto" else size, 1),
         ("data.per_class", config.data.per_class, 1),
         ("augment.local_views", config.augment.local_views, 0),
-        ("neighbours.share", config.neighbours.share, 0),
-        ("neighbours.count", config.neighbours.count, 1),
-        ("neighbours.begin", config.neighbours.begin, 0),
-        ("neighbours.every", config.neighbours.every, 1),
         ("data.max_unreadable", config.data.max_unreadable, 0),
         ("data.window", config.data.window, 0),
         ("projector.layers", config.projector.layers, 0),
@@ -259,8 +243,6 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{name} must be at least {bound}{finite}, found {value}")
         if name in _BELOW_ONE and value >= 1:
             raise UserError(f"{name} must be below 1, found {value}")
-        if name in _SHARES and value > 1:
-            raise UserError(f"{name} is a share and must be at most 1, found {value}")
     check_strength(config.evaluation.C, "evaluation.C")
     check_positive(**{"evaluation.linear_lr": config.evaluation.linear_lr})
     if size != "auto" and size > _LARGEST:

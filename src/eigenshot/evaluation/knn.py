@@ -6,7 +6,7 @@ by training images, so memory grows with the two tables and never with their pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,23 +112,12 @@ def leave_one_out_knn(
     classes = torch.from_numpy(positions.astype(np.int64)).to(device)
     neighbours = min(neighbours, len(vectors) - 1)
     correct = 0
-    for rows, cosines, nearest in nearest_others(vectors, neighbours, chunk=chunk, block=block):
-        winners = _vote(cosines, classes[nearest], len(known), temperature)
-        correct += int((winners == classes[rows]).sum())
-    return 100.0 * correct / len(vectors)
-
-
-def nearest_others(
-    vectors: Tensor, neighbours: int, *, chunk: int = 512, block: int = _BLOCK
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """The nearest others of every row of ``(N, d)``, whose rows are of unit length, in chunks.
-
-    Each is a slice of rows, and for these the cosines and the rows of the nearest, nearest first,
-    ``(n, neighbours)`` both.
-    """
     for start in range(0, len(vectors), chunk):
-        rows = slice(start, start + chunk)
-        yield rows, *_nearest(vectors[rows], vectors, neighbours, block, first_row=start)
+        queries = vectors[start : start + chunk]
+        cosines, nearest = _nearest(queries, vectors, neighbours, block, first_row=start)
+        winners = _vote(cosines, classes[nearest], len(known), temperature)
+        correct += int((winners == classes[start : start + chunk]).sum())
+    return 100.0 * correct / len(vectors)
 
 
 def _nearest(

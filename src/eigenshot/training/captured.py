@@ -32,14 +32,10 @@ class CaptureFailed(Exception):
 
 @dataclass(frozen=True)
 class _Graph:
-    """A captured step and the tensors it reads: rows (batch,), and the draw's own by name.
-
-    ``partners`` are the rows of second views, where they are not those of the first.
-    """
+    """A captured step and the tensors it reads: rows (batch,), and the draw's own by name."""
 
     graph: torch.cuda.CUDAGraph
     rows: Tensor
-    partners: Tensor | None
     inputs: dict[str, Tensor]
 
 
@@ -92,18 +88,15 @@ class CapturedStep(EagerStep):
 
     def _replay(self, number: int, indices: Tensor, rate: float) -> None:
         drawn = self.draw(number, indices)
-        partners = self.partners(number, indices)
         tensors, _ = split_draw(drawn)
         key = graph_key(drawn, len(indices))
         self._check_size(number)
         self._check_addresses()
         if key not in self.graphs:
-            self.graphs[key] = self._capture_in_some_form(drawn, indices, partners)
+            self.graphs[key] = self._capture_in_some_form(drawn, indices)
         known = self.graphs[key]
         self.prepare(number, rate)
         _fill(known.rows, indices)
-        if known.partners is not None and partners is not None:
-            _fill(known.partners, partners)
         for name, tensor in known.inputs.items():
             _fill(tensor, tensors[name])
         known.graph.replay()
@@ -140,28 +133,22 @@ class CapturedStep(EagerStep):
         self.graphs.clear()
         self.pool = torch.cuda.graph_pool_handle()  # that of graphs that are gone goes with them
 
-    def _capture_in_some_form(self, drawn: Any, indices: Tensor, partners: Tensor | None) -> _Graph:
+    def _capture_in_some_form(self, drawn: Any, indices: Tensor) -> _Graph:
         """A graph of the compiled step; of the plain one where the compilation fails."""
         if len(self.graphs) >= _MOST_GRAPHS:
             raise CaptureFailed("the method draws a new choice every step; make it a tensor")
         try:
-            return self._capture(drawn, indices, partners)
+            return self._capture(drawn, indices)
         except CaptureFailed:
             raise
         except Exception as error:
             self.do_without_programs(error)
             self._forget_graphs()  # those of compiled steps
-        return self._capture(drawn, indices, partners)
+        return self._capture(drawn, indices)
 
-    def _capture(self, drawn: Any, indices: Tensor, partners: Tensor | None) -> _Graph:
+    def _capture(self, drawn: Any, indices: Tensor) -> _Graph:
         """A graph of the step and its inputs; weights and statistics stay as they are."""
         rows = indices.to(self.device)
-        others = None if partners is None else partners.to(self.device)
-
-        def advance() -> None:
-            of_second = None if others is None else self.pixels.index_select(0, others)
-            self.advance(self.pixels.index_select(0, rows), on_device, of_second)
-
         tensors, _ = split_draw(drawn)
         inputs = {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
         on_device = dataclasses.replace(drawn, **inputs) if drawn is not None else None
@@ -175,12 +162,12 @@ class CapturedStep(EagerStep):
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
-                    advance()
+                    self.advance(self.pixels.index_select(0, rows), on_device)
             torch.cuda.current_stream().wait_stream(stream)
             # The gradients are to live in the graph's own memory.
             self.optimizer.zero_grad(set_to_none=True)
             with torch.cuda.graph(graph, pool=self.pool):
-                advance()
+                self.advance(self.pixels.index_select(0, rows), on_device)
         except Exception as error:
             self._release_generators()
             of_programs = bool(self.programs) and is_of_the_compiler(error)
@@ -191,7 +178,7 @@ class CapturedStep(EagerStep):
             torch.backends.cudnn.benchmark = measured
             torch.cuda.synchronize()
             self._put_back(kept)
-        return _Graph(graph, rows, others, inputs)
+        return _Graph(graph, rows, inputs)
 
     def _release_generators(self) -> None:
         """Give the generators states of their own again, which a failed capture holds on to."""

@@ -50,7 +50,6 @@ def take_checkpoint(
     meter: Meter,
     progress: Progress,
     average: nn.Module | None = None,
-    neighbours: nn.Module | None = None,
 ) -> Content | None:
     """Everything a run needs to go on, as it is now. Weights that are not finite are refused.
 
@@ -74,7 +73,6 @@ def take_checkpoint(
         **{f"optimizer.{name}": value for name, value in slots.items()},
         **{f"meter.{name}": value for name, value in sums.items()},
         **{f"average.{name}": value for name, value in _state_of(average).items()},
-        **{f"neighbours.{name}": value for name, value in _state_of(neighbours).items()},
     }
     header = {
         "step": progress.step,
@@ -93,7 +91,6 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     meter: Meter,
     average: nn.Module | None = None,
-    neighbours: nn.Module | None = None,
 ) -> Progress:
     """Restore what `take_checkpoint` took, from its file, in place."""
     remove_leftovers(path.parent, path.name)
@@ -106,8 +103,6 @@ def load_checkpoint(
         method.load_state_dict(_with_prefix(tensors, "method."))
         if average is not None:
             average.load_state_dict(_with_prefix(tensors, "average."))
-        if neighbours is not None:
-            neighbours.load_state_dict(_with_prefix(tensors, "neighbours."))
         slots = _unflatten_optimizer(_with_prefix(tensors, "optimizer."), header["optimizer"])
         # Rates and kernels are this run's own; what was learned is in the slots.
         groups = optimizer.state_dict()["param_groups"]
@@ -194,11 +189,9 @@ class Keeper:
         settings: CheckpointConfig,
         step: int,
         average: nn.Module | None = None,
-        neighbours: nn.Module | None = None,
     ) -> None:
         self.folder = folder
         self.average = average
-        self.neighbours = neighbours
         self.method = method
         self.optimizer = optimizer
         self.settings = settings
@@ -254,9 +247,7 @@ class Keeper:
         if is_best:
             progress.best, progress.best_step, progress.best_by = score, progress.step, by
         self.wait()  # before memory is taken for the next
-        taken = take_checkpoint(
-            self.method, self.optimizer, meter, progress, self.average, self.neighbours
-        )
+        taken = take_checkpoint(self.method, self.optimizer, meter, progress, self.average)
         if taken is not None:
             self._writing.start(partial(self._write, taken, is_best))
         self._saved_step, self._saved_time = progress.step, time.monotonic()

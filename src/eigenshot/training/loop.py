@@ -22,7 +22,6 @@ from eigenshot.training.interrupt import Interruption
 from eigenshot.training.launch import all_or_none, require_agreement
 from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
-from eigenshot.training.neighbours import Neighbours
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.schedule import learning_rate
@@ -71,9 +70,7 @@ def train(
     meter, progress = Meter(), Progress()
     if going_on:
         with all_or_none(parts.fabric):
-            progress = load_checkpoint(
-                folder.last, method, optimizer, meter, parts.average, parts.neighbours
-            )
+            progress = load_checkpoint(folder.last, method, optimizer, meter, parts.average)
         require_agreement(
             parts.fabric,
             progress.step,
@@ -85,15 +82,7 @@ def train(
         reporter.note(f"going on from step {progress.step} of {total_steps}")
     compile_if_worthwhile(parts, total_steps - progress.step, reporter)
     step = create_step(parts, optimizer, meter, reporter)
-    keeper = Keeper(
-        folder,
-        method,
-        optimizer,
-        config.checkpoint,
-        progress.step,
-        parts.average,
-        parts.neighbours,
-    )
+    keeper = Keeper(folder, method, optimizer, config.checkpoint, progress.step, parts.average)
     if going_on:
         keeper.restore_best(progress)
     watch = _Stopwatch(progress, batch)
@@ -115,8 +104,6 @@ def train(
                 epochs=config.training.epochs,
                 share=(rank(), world_size()),
             )
-            if first == 0 and parts.neighbours is not None:
-                _look_for_neighbours(parts.neighbours, parts, epoch)
             method.train()
             for position, rows in enumerate(batches, first):
                 rate = learning_rate(
@@ -168,18 +155,6 @@ def train(
             if stop and progress.step < total_steps:
                 raise pauses.reason()
     return progress
-
-
-def _look_for_neighbours(neighbours: Neighbours, parts: Parts, epoch: int) -> None:
-    """Before ``epoch``, if it is time; in the size that views have then."""
-    if neighbours.due(epoch, parts.config.training.epochs):
-        neighbours.look(
-            parts.encoder,
-            parts.source,
-            size=parts.view_size(epoch * parts.steps_an_epoch),
-            device=parts.fabric.device,
-            precision=parts.config.engine.precision,
-        )
 
 
 class _Pauses:

@@ -34,7 +34,6 @@ from eigenshot.training.accumulation import check_method
 from eigenshot.training.average import WeightAverage
 from eigenshot.training.initial import initialise_from
 from eigenshot.training.launch import launch
-from eigenshot.training.neighbours import Neighbours
 
 # Compiled functions: the owner, the name of its own function, what stands in for it.
 Programs: TypeAlias = list[tuple[Any, str, Any]]
@@ -52,7 +51,6 @@ class Parts:
     fabric: Any
     labels: torch.Tensor | None = None  # (images,) class numbers, where the method learns from them
     average: WeightAverage | None = None
-    neighbours: Neighbours | None = None
     seconds_a_step: float | None = None  # once it has been measured
     programs: Programs = field(default_factory=list)
 
@@ -177,25 +175,7 @@ def build(
         | {"options": dict(config.backbone.options)},
         _provenance(config, source),
     )
-    neighbours = None
-    if config.neighbours.share:
-        if labels is not None:
-            raise UserError(
-                f"method '{config.method.name}' learns from labels, and a neighbour may have "
-                "another; use neighbours.share=0"
-            )
-        neighbours = Neighbours(config.neighbours, source, config.training.seed)
-    return Parts(
-        config,
-        source,
-        method,
-        views,
-        encoder,
-        fabric,
-        labels=labels,
-        average=average,
-        neighbours=neighbours,
-    )
+    return Parts(config, source, method, views, encoder, fabric, labels=labels, average=average)
 
 
 def _create_views(

@@ -114,7 +114,6 @@ class EagerStep:
         self.generator = torch.Generator(device=self.device)
         self.part_seeds = [0] * self.micro_batches
         self.labels = parts.labels
-        self.neighbours = parts.neighbours
         self.total_steps = parts.total_steps
         self.view_size = parts.view_size
         # A method without eigenshot's base may want to know or not.
@@ -125,8 +124,6 @@ class EagerStep:
         self.views.resize(self.view_size(number))
         self.prepare(number, rate)
         images = self.source.images(indices).to(self.device)
-        partners = self.partners(number, indices)
-        others = None if partners is None else self.source.images(partners).to(self.device)
         drawn = self.draw(number, indices)
         move = getattr(drawn, "to", None)
         drawn = move(self.device) if callable(move) else drawn
@@ -134,14 +131,14 @@ class EagerStep:
         kept = {} if self.proven or not self.programs else copied_buffers(self.method)
         done = False
         try:
-            self.advance(images, drawn, others)
+            self.advance(images, drawn)
             done = True
         except Exception as error:
             self.do_without_programs(error)
         if not done:  # out of the handler, in which the error holds the failed step's memory
             put_back(self.method, kept)
             self.prepare(number, rate)
-            self.advance(images, drawn, others)
+            self.advance(images, drawn)
         self.proven = True
         self.conclude(number)
 
@@ -179,20 +176,13 @@ class EagerStep:
         check_draw(self.method, drawn)
         return drawn
 
-    def partners(self, number: int, indices: np.ndarray | Tensor) -> Tensor | None:
-        """Whose second views are taken, ``(batch,)``; None where each image has its own."""
-        return None if self.neighbours is None else self.neighbours.partners(number, indices)
-
-    def advance(self, images: Tensor, drawn: Any | None, others: Tensor | None = None) -> None:
-        """All that happens on the device, for uint8 ``images`` (batch, channels, height, width).
-
-        ``others`` are those of which second views are made, where they are not ``images``.
-        """
+    def advance(self, images: Tensor, drawn: Any | None) -> None:
+        """All that happens on the device, for uint8 ``images`` (batch, channels, height, width)."""
         if self.micro_batches > 1:
-            terms = self._accumulated(images, drawn, others)
+            terms = self._accumulated(images, drawn)
         else:
             with standing_in(self.programs):
-                terms = self._terms(images, drawn, others)
+                terms = self._terms(images, drawn)
             self.stepper.zero_grad()
             self.fabric.backward(terms["loss"])
         self.stepper.step()
@@ -221,24 +211,22 @@ class EagerStep:
             self.method.joint = False  # two views in one pass pay with compiled kernels only
         self.reporter.note(f"the network is not compiled: {first_line(error)}")
 
-    def _terms(self, images: Tensor, drawn: Any | None, others: Tensor | None) -> dict[str, Tensor]:
-        (view_a, view_b), local = self._views(images, others)
+    def _terms(self, images: Tensor, drawn: Any | None) -> dict[str, Tensor]:
+        (view_a, view_b), local = self._views(images)
         with self._autocast():
             terms: dict[str, Tensor] = self.module(
                 view_a, view_b, *(() if drawn is None else (drawn,)), **local
             )
         return terms
 
-    def _accumulated(
-        self, images: Tensor, drawn: Any | None, others: Tensor | None
-    ) -> dict[str, Tensor]:
+    def _accumulated(self, images: Tensor, drawn: Any | None) -> dict[str, Tensor]:
         """Terms and gradients of a batch that goes through the network in parts.
 
         The views are those of the whole batch, so how it is split does not change them.
         """
         self.stepper.zero_grad()
         with standing_in(self.programs):
-            pair, local = self._views(images, others)
+            pair, local = self._views(images)
             if self.whole:
                 return accumulate_whole(
                     self.method, *pair, drawn, self.part_seeds, autocast=self._autocast, **local
@@ -254,11 +242,9 @@ class EagerStep:
                 **local,
             )
 
-    def _views(
-        self, images: Tensor, others: Tensor | None
-    ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+    def _views(self, images: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
         """Two views, and small ones by the name under which a method takes them, if there are."""
-        view_a, view_b, *small = self.views(images, self.generator, others)
+        view_a, view_b, *small = self.views(images, self.generator)
         pair = channels_last(view_a), channels_last(view_b)
         if not small:
             return pair, {}

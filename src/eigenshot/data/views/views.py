@@ -260,17 +260,14 @@ class TwoViews(nn.Module):
         if self.local is not None:
             self.local.resize(size)
 
-    def forward(
-        self, images: Tensor, generator: torch.Generator, partners: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """uint8 ``(batch, channels, height, width)`` → two ``(batch, channels, size, size)``.
 
         Small ones follow as ``(batch, count, channels, side, side)``; the two are the same with
-        and without. All but the first are of ``partners`` instead of ``images``, if there are any.
+        and without.
         """
-        others = images if partners is None else partners
-        pair = self.view_a(images, generator), self.view_b(others, generator)
-        return pair if self.local is None else (*pair, self.local(others, generator))
+        pair = self.view_a(images, generator), self.view_b(images, generator)
+        return pair if self.local is None else (*pair, self.local(images, generator))
 
 
 _KINDS: dict[str, tuple[type[Options], type[View]]] = {
