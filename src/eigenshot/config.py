@@ -31,15 +31,12 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """How views are made; `view_a`, `view_b` and `local` override `options` for one kind."""
+    """How two views are made; `view_a` and `view_b` override `options` for one view."""
 
     kind: Literal["simclr", "strokes", "none"] = "simclr"
     options: dict[str, Any] = field(default_factory=dict)
     view_a: dict[str, Any] = field(default_factory=dict)
     view_b: dict[str, Any] = field(default_factory=dict)
-    local: dict[str, Any] = field(default_factory=dict)
-    local_views: int = 0  # small views of each image, beside the two
-    local_side: float = 0.5  # of small views, as a share of the others'
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,6 @@ def _check_ranges(config: Config) -> None:
         ("training.seed", config.training.seed, 0),
         ("data.image_size", 1 if size == "auto" else size, 1),
         ("data.per_class", config.data.per_class, 1),
-        ("augment.local_views", config.augment.local_views, 0),
         ("data.max_unreadable", config.data.max_unreadable, 0),
         ("data.window", config.data.window, 0),
         ("projector.layers", config.projector.layers, 0),
@@ -252,11 +248,6 @@ def _check_ranges(config: Config) -> None:
         raise UserError(
             f"a batch of {batch} does not split into {parts} equal parts of two or more images; "
             "choose a training.micro_batches that divides training.batch_size"
-        )
-    if not 0 < config.augment.local_side <= 1:
-        raise UserError(
-            "augment.local_side is a share of the views' side, above 0 and at most 1; "
-            f"found {config.augment.local_side}"
         )
     if config.training.average >= 1:
         raise UserError(

@@ -119,7 +119,7 @@ def load_config(recipe: str, overrides: Mapping[str, Any] | Iterable[str] = ()) 
         asked = overrides.get(f"{section}.{name}")
         known = _section(table, section)
         if asked is not None and asked != known.get(name):
-            for options in ("options", "view_a", "view_b", "local"):
+            for options in ("options", "view_a", "view_b"):
                 known.pop(options, None)
     named = (key.removeprefix(_OPTIONS) for key in overrides if key.startswith(_OPTIONS))
     table = _making_way(table, named)

@@ -38,9 +38,6 @@ class Method(nn.Module):
     ``objective(*represent(view_a, view_b, drawn), drawn)``, can have the loss of a whole batch that
     goes through the network in parts (`eigenshot.training.accumulation`).
 
-    A ``forward`` with a parameter ``local`` takes small views too, ``(batch, count, C, h, w)``. So
-    do its ``represent``, which then gives a third kind of rows, and its ``objective``.
-
     A class that says ``capturable = True`` has a ``forward`` that may run as a CUDA graph: all that
     changes from step to step is in the views, the weights, the buffers and the tensors of what was
     drawn, and it is changed in place. Python in it runs once, not at every step. A subclass that
@@ -81,13 +78,13 @@ class Method(nn.Module):
 
     def represent(
         self, view_a: Tensor, view_b: Tensor, drawn: Any | None = None
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor]:
         """What the loss is computed from, one row an image: ``(batch, K)`` for each view.
 
         It is the projector's output before the `Standardize` at its end, the last place where an
         image's row depends on no other part of the batch, batch normalisation aside.
         """
-        with without_standardize(self.projector):
+        with _without_standardize(self.projector):
             return self.embed_pair(view_a, view_b, drawn)
 
     def standardised(self, rows: Tensor) -> Tensor:
@@ -188,7 +185,7 @@ def _split(projector: nn.Module) -> tuple[nn.Module, Standardize | None]:
 
 
 @contextlib.contextmanager
-def without_standardize(projector: nn.Module) -> Iterator[None]:
+def _without_standardize(projector: nn.Module) -> Iterator[None]:
     """Within the block ``projector`` leaves out the `Standardize` at its end, if it has one.
 
     Its ``forward`` is replaced, not the layer's: a compiled one may stand in for it, and would not

@@ -66,19 +66,6 @@ class Mix:
             permutation=self.permutation.to(device),
         )
 
-    def of_each(self, count: int) -> Mix:
-        """The same mix for ``count`` rows an image, one after the other, instead of one.
-
-        A row is mixed with the row of the partner that has the same place among its ``count``.
-        """
-        places = torch.arange(count, device=self.permutation.device)
-        coefficient = self.coefficient
-        return Mix(
-            self.layer,
-            coefficient if coefficient.ndim == 0 else coefficient.repeat_interleave(count),
-            (self.permutation[:, None] * count + places).flatten(),
-        )
-
     def part(self, index: int, count: int) -> Self:
         """The mix of block ``index`` of ``count`` equal ones, whose partners are all of the block.
 

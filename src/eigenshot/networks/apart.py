@@ -130,17 +130,9 @@ def groups_apart(count: int, *modules: nn.Module) -> AbstractContextManager[None
     return _layers_with("groups", count, _Grouped, modules)
 
 
-def unrecorded(*modules: nn.Module) -> AbstractContextManager[None]:
-    """Within the block ``modules`` normalise as in training, and their running statistics stay."""
-    return _layers_with("track_running_stats", False, _OWN_STATISTICS, modules)
-
-
 @contextlib.contextmanager
 def _layers_with(
-    name: str,
-    value: Any,
-    kind: type[nn.Module] | tuple[type[nn.Module], ...],
-    modules: tuple[nn.Module, ...],
+    name: str, value: Any, kind: type[nn.Module], modules: tuple[nn.Module, ...]
 ) -> Iterator[None]:
     """Within the block all layers of a kind have this value of an attribute."""
     found = (part for module in modules for part in module.modules() if isinstance(part, kind))

@@ -34,7 +34,6 @@ class Standardize(nn.Module):
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
-        self.track_running_stats = True  # as torch calls it: whether training moves them
         self.register_buffer("running_mean", torch.zeros(num_features))
         self.register_buffer("running_var", torch.ones(num_features))
         self.register_buffer("batches_seen", torch.zeros(()))
@@ -57,8 +56,7 @@ class Standardize(nn.Module):
             mean = batch_mean(x, 0)
             centred = x - mean
             variance = batch_mean(centred.square(), 0)
-            if self.track_running_stats:
-                self._update_running_statistics(mean.detach(), variance.detach(), samples)
+            self._update_running_statistics(mean.detach(), variance.detach(), samples)
             return centred * torch.rsqrt(variance + self.eps)
 
     def _update_running_statistics(self, mean: Tensor, variance: Tensor, batch: int) -> None:

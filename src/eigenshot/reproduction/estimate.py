@@ -25,8 +25,6 @@ from eigenshot.training.setup import build, load_source
 
 # What decides how long a step takes, but for the method.
 _DECIDING = (
-    "augment.local_side",
-    "augment.local_views",
     "backbone.name",
     "data.image_size",
     "engine.precision",

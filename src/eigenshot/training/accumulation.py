@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -82,7 +81,6 @@ def accumulate_parts(
     backward: Callable[[Tensor], None] = Tensor.backward,
     autocast: Context = contextlib.nullcontext,
     unsynchronised: Context = contextlib.nullcontext,
-    local: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Add the gradient of the parts' mean loss to that of the parameters; return the mean terms.
 
@@ -96,15 +94,14 @@ def accumulate_parts(
     autocast : the context of a forward pass.
     unsynchronised : the context in which gradients are not exchanged with other processes; all
         parts but the last run in it.
-    local : ``(batch, count, C, h, w)``, small views, for a method that takes them.
     """
     count = len(seeds)
     sums: dict[str, Tensor] = {}
-    for index, part in enumerate(_parts(view_a, view_b, local, drawn, count)):
+    for index, part in enumerate(_parts(view_a, view_b, drawn, count)):
         with contextlib.nullcontext() if index == count - 1 else unsynchronised():
             torch.manual_seed(seeds[index])
             with autocast():
-                terms = module(*part.given, **part.local)
+                terms = module(*part)
             backward(terms["loss"] / count)
         for name, term in terms.items():
             share = term.detach() / count
@@ -120,7 +117,6 @@ def accumulate_whole(
     seeds: Sequence[int],
     *,
     autocast: Context = contextlib.nullcontext,
-    local: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Add the gradient of the whole batch's loss to that of the parameters; return its terms.
 
@@ -128,20 +124,19 @@ def accumulate_whole(
     itself is to be given, not its wrapper: the gradients that stand in its parameters at the end
     are averaged over ranks here, once.
     """
-    represent: Callable[..., tuple[Tensor, ...]] = method.represent  # type: ignore[assignment]
+    represent: Callable[..., tuple[Tensor, Tensor]] = method.represent  # type: ignore[assignment]
     objective: Callable[..., dict[str, Tensor]] = method.objective  # type: ignore[assignment]
-    parts = _parts(view_a, view_b, local, drawn, len(seeds))
+    parts = _parts(view_a, view_b, drawn, len(seeds))
     before = copied_buffers(method)
     kept = []
     for seed, part in zip(seeds, parts, strict=True):
         torch.manual_seed(seed)
         # A context a pass: autocast would hand weights cast without gradients on to the next.
         with torch.no_grad(), autocast():
-            kept.append(represent(*part.given, **part.local))
-    whole = [torch.cat(rows).requires_grad_() for rows in zip(*kept, strict=True)]
-    small = {} if local is None else {"local": whole[2]}
+            kept.append(represent(*part))
+    rows_a, rows_b = (torch.cat(rows).requires_grad_() for rows in zip(*kept, strict=True))
     with autocast():
-        terms = objective(*whole[:2], *_given(drawn), **small)
+        terms = objective(rows_a, rows_b, *_given(drawn))
     terms["loss"].backward()
 
     # The second pass finds everything as the first did, and leaves no trace but gradients.
@@ -150,16 +145,16 @@ def accumulate_whole(
     for index, (seed, part) in enumerate(zip(seeds, parts, strict=True)):
         torch.manual_seed(seed)
         with autocast():
-            rows = represent(*part.given, **part.local)
-        _take_back(rows, [_slope(of_all, index, len(seeds)) for of_all in whole])
+            rows = represent(*part)
+        _take_back(rows, [_slope(whole, index, len(seeds)) for whole in (rows_a, rows_b)])
     put_back(method, after)
     average_gradients(method.parameters())
     return {name: term.detach() for name, term in terms.items()}
 
 
-def _slope(of_all: Tensor, index: int, count: int) -> Tensor | None:
+def _slope(whole: Tensor, index: int, count: int) -> Tensor | None:
     """The gradient of the rows of one part; None where the loss does not depend on them."""
-    return None if of_all.grad is None else of_all.grad.chunk(count)[index]
+    return None if whole.grad is None else whole.grad.chunk(count)[index]
 
 
 def _take_back(rows: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
@@ -173,28 +168,17 @@ def _take_back(rows: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
         torch.autograd.backward([row for row, _ in pairs], [slope for _, slope in pairs])
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The arguments of a forward pass: what is given by place, and small views by name."""
-
-    given: tuple[Any, ...]
-    local: dict[str, Tensor]
-
-
-def _parts(
-    view_a: Tensor, view_b: Tensor, local: Tensor | None, drawn: Any | None, count: int
-) -> list[_Part]:
+def _parts(view_a: Tensor, view_b: Tensor, drawn: Any | None, count: int) -> list[tuple[Any, ...]]:
     """The arguments of a forward pass for each of ``count`` equal parts of the batch."""
     if len(view_a) % count:
         raise UserError(
             f"{len(view_a)} images do not split into {count} equal parts; choose a "
             "training.micro_batches that divides the batch of each process"
         )
-    pairs = zip(view_a.chunk(count), view_b.chunk(count), strict=True)
-    small = [{}] * count if local is None else [{"local": part} for part in local.chunk(count)]
+    views = zip(view_a.chunk(count), view_b.chunk(count), strict=True)
     return [
-        _Part((*pair, *_given(None if drawn is None else drawn.part(index, count))), small[index])
-        for index, pair in enumerate(pairs)
+        (*pair, *_given(None if drawn is None else drawn.part(index, count)))
+        for index, pair in enumerate(views)
     ]
 
 

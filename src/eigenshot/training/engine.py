@@ -40,7 +40,6 @@ _FORWARD_PASS = (
     "standardised",
     "embed",
     "embed_pair",
-    "embed_local",
     "embed_target",
     "embed_target_pair",
 )

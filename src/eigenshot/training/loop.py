@@ -241,8 +241,7 @@ class _Health:
         """
         parts, method = self.parts, self.parts.method
         device, seed = parts.fabric.device, parts.config.training.seed
-        generator = torch_generator(seed, "diagnostics", device=device)
-        views = parts.views(self.images, generator)[:2]
+        views = parts.views(self.images, torch_generator(seed, "diagnostics", device=device))
         embed = getattr(method, "embed", parts.encoder.backbone)
         parts_of_view = -(-len(self.images) // int(parts.config.training.batch_size))
         kept = copied_buffers(method)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,14 +19,13 @@ from eigenshot.data.opening import (
 )
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import ArraySource, Source
-from eigenshot.data.views.views import Local, TwoViews, create_view
+from eigenshot.data.views.views import TwoViews, create_view
 from eigenshot.encoder import Encoder, Preprocessing
 from eigenshot.errors import UserError
 from eigenshot.hardware import package_version
 from eigenshot.methods import create_method, learns_from_labels
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
 from eigenshot.networks.synchronised import synchronise
-from eigenshot.options import takes
 from eigenshot.randomness import derive_seed
 from eigenshot.reporter import Reporter
 from eigenshot.training.accumulation import check_method
@@ -73,7 +71,9 @@ class Parts:
 
 def check_parts(config: Config, *, own_backbone: bool) -> None:
     """Make network, method and views without memory, to find wrong names and options at once."""
-    _create_views(config, size=1, mean=[0.5], std=[0.5])
+    for own in (config.augment.view_a, config.augment.view_b):
+        options = {**config.augment.options, **own}
+        create_view(config.augment.kind, options, size=1, mean=[0.5], std=[0.5])
     if own_backbone or ":" in config.backbone.name:
         return  # a user's own is tried on the images themselves
     if "in_channels" in config.backbone.options:
@@ -81,10 +81,7 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
     with torch.device("meta"):
         network = create_backbone(config.backbone.name, **config.backbone.options)
         projector = _projector(config, network.out_features)
-        method = create_method(
-            config.method.name, network, projector, classes=2, **config.method.options
-        )
-    _check_local(config, method)
+        create_method(config.method.name, network, projector, classes=2, **config.method.options)
 
 
 def of_no_use(config: Config, data: Any) -> str:
@@ -143,13 +140,22 @@ def build(
     """
     channels = source.shape[0]
     sizes = [side for _, side in config.training.resolution] or [source.shape[1]]
+    views = TwoViews(
+        *(
+            create_view(
+                config.augment.kind,
+                {**config.augment.options, **own},
+                size=sizes[0],
+                mean=config.data.mean,
+                std=config.data.std,
+            )
+            for own in (config.augment.view_a, config.augment.view_b)
+        )
+    )
     torch.manual_seed(derive_seed(config.training.seed, "weights"))
     network = _create_network(config, backbone, channels, min(sizes))
     if initial is not None:
         initialise_from(network, initial)
-    views = _create_views(
-        config, size=sizes[0], mean=config.data.mean, std=config.data.std, least=network.min_size
-    )
     projector = _projector(config, network.out_features)
     labels, classes = _known_labels(config, source)
     method = create_method(
@@ -160,7 +166,6 @@ def build(
         micro_batches=config.training.micro_batches,
         whole_batch_loss=config.training.whole_batch_loss,
     )
-    _check_local(config, method)
     fabric = fabric or launch(device)
     source = _brought(source, fabric.device)
     views.to(fabric.device)
@@ -176,29 +181,6 @@ def build(
         _provenance(config, source),
     )
     return Parts(config, source, method, views, encoder, fabric, labels=labels, average=average)
-
-
-def _create_views(
-    config: Config, *, size: int, mean: Sequence[float], std: Sequence[float], least: int = 1
-) -> TwoViews:
-    """The views that the settings ask for; small ones have at least ``least`` pixels a side."""
-    settings = config.augment
-    view_a, view_b, small = (
-        create_view(settings.kind, {**settings.options, **own}, size=size, mean=mean, std=std)
-        for own in (settings.view_a, settings.view_b, settings.local)
-    )
-    if not settings.local_views:
-        return TwoViews(view_a, view_b)
-    return TwoViews(view_a, view_b, Local(small, settings.local_views, settings.local_side, least))
-
-
-def _check_local(config: Config, method: nn.Module) -> None:
-    """Refuse small views for a method that knows of two views only."""
-    if config.augment.local_views and not takes(method.forward, "local"):
-        raise UserError(
-            f"method '{config.method.name}' takes two views and no small ones; use "
-            "augment.local_views=0, or a method whose forward takes 'local', such as dle"
-        )
 
 
 def _known_labels(config: Config, source: Source) -> tuple[torch.Tensor | None, int | None]:

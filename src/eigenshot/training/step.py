@@ -78,11 +78,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def channels_last(images: Tensor) -> Tensor:
-    """``(batch, channels, height, width)`` in the layout in which convolutions are quick."""
-    return images.contiguous(memory_format=torch.channels_last)
-
-
 class EagerStep:
     """A step run operation by operation: the form that works on every device.
 
@@ -212,10 +207,10 @@ class EagerStep:
         self.reporter.note(f"the network is not compiled: {first_line(error)}")
 
     def _terms(self, images: Tensor, drawn: Any | None) -> dict[str, Tensor]:
-        (view_a, view_b), local = self._views(images)
+        view_a, view_b = self._two_views(images)
         with self._autocast():
             terms: dict[str, Tensor] = self.module(
-                view_a, view_b, *(() if drawn is None else (drawn,)), **local
+                view_a, view_b, *(() if drawn is None else (drawn,))
             )
         return terms
 
@@ -226,10 +221,10 @@ class EagerStep:
         """
         self.stepper.zero_grad()
         with standing_in(self.programs):
-            pair, local = self._views(images)
+            pair = self._two_views(images)
             if self.whole:
                 return accumulate_whole(
-                    self.method, *pair, drawn, self.part_seeds, autocast=self._autocast, **local
+                    self.method, *pair, drawn, self.part_seeds, autocast=self._autocast
                 )
             return accumulate_parts(
                 self.module,
@@ -239,17 +234,14 @@ class EagerStep:
                 backward=self.fabric.backward,
                 autocast=self._autocast,
                 unsynchronised=partial(self.fabric.no_backward_sync, self.module),
-                **local,
             )
 
-    def _views(self, images: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-        """Two views, and small ones by the name under which a method takes them, if there are."""
-        view_a, view_b, *small = self.views(images, self.generator)
-        pair = channels_last(view_a), channels_last(view_b)
-        if not small:
-            return pair, {}
-        local = small[0]
-        return pair, {"local": channels_last(local.flatten(0, 1)).unflatten(0, local.shape[:2])}
+    def _two_views(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        view_a, view_b = (
+            view.contiguous(memory_format=torch.channels_last)
+            for view in self.views(images, self.generator)
+        )
+        return view_a, view_b
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)

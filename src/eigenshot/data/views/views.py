@@ -219,55 +219,22 @@ class StrokeView(View):
         return images
 
 
-@dataclass(frozen=True)
-class Local:
-    """Small views beside the two: ``count`` of each picture, by a view maker of their own.
-
-    Their side is ``share`` of the others', and at least ``least`` pixels.
-    """
-
-    view: View
-    count: int
-    share: float = 0.5
-    least: int = 1
-
-    def resize(self, size: int) -> None:
-        """Let small views fit others with sides of ``size`` pixels."""
-        self.view.size = max(self.least, round(self.share * size))
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """uint8 ``(batch, channels, height, width)`` → ``(batch, count, channels, side, side)``."""
-        each = images.unsqueeze(1).expand(-1, self.count, -1, -1, -1)
-        views: Tensor = self.view(each.flatten(0, 1), generator)
-        return views.unflatten(0, (len(images), self.count))
-
-
 class TwoViews(nn.Module):
-    """Two views of the same pictures, each by its own view maker, and small ones if asked."""
+    """Two views of the same pictures, each by its own view maker."""
 
-    def __init__(self, view_a: View, view_b: View, local: Local | None = None) -> None:
+    def __init__(self, view_a: nn.Module, view_b: nn.Module) -> None:
         super().__init__()
         self.view_a = view_a
         self.view_b = view_b
-        self.local = local
-        if local is not None:
-            self.local_view = local.view  # what moves to a device, and is compiled
-            local.resize(view_a.size)
 
     def resize(self, size: int) -> None:
         """Let views have sides of ``size`` pixels from now on."""
-        self.view_a.size = self.view_b.size = size
-        if self.local is not None:
-            self.local.resize(size)
+        for view in self.children():
+            view.size = size  # type: ignore[assignment]
 
-    def forward(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """uint8 ``(batch, channels, height, width)`` → two ``(batch, channels, size, size)``.
-
-        Small ones follow as ``(batch, count, channels, side, side)``; the two are the same with
-        and without.
-        """
-        pair = self.view_a(images, generator), self.view_b(images, generator)
-        return pair if self.local is None else (*pair, self.local(images, generator))
+    def forward(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """uint8 ``(batch, channels, height, width)`` → two ``(batch, channels, size, size)``."""
+        return self.view_a(images, generator), self.view_b(images, generator)
 
 
 _KINDS: dict[str, tuple[type[Options], type[View]]] = {
