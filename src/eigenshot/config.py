@@ -87,6 +87,7 @@ class TrainingConfig:
     seed: int = 0
     # Sides of the views, each from a share of the run on: [[0, 48], [0.5, 84]]. Empty: the images'.
     resolution: tuple[tuple[float, int], ...] = ()
+    encoder_size: int = 0  # side in which the encoder looks at images; 0: that of the last views
     average: float = 0.0  # of the weights over steps: what a step keeps of it; 0: no average
     # What batch normalisation of the finished encoder goes by: what the views of the training had
     # been like, or whole training images.
@@ -213,6 +214,7 @@ def _check_ranges(config: Config) -> None:
         ("data.window", config.data.window, 0),
         ("projector.layers", config.projector.layers, 0),
         ("projector.out", config.projector.out, 0),
+        ("training.encoder_size", config.training.encoder_size, 0),
         ("training.average", config.training.average, 0),
         ("projector.width", config.projector.width, 1),
         ("optimizer.lr", config.optimizer.lr, 0),
@@ -241,8 +243,10 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{name} must be below 1, found {value}")
     check_strength(config.evaluation.C, "evaluation.C")
     check_positive(**{"evaluation.linear_lr": config.evaluation.linear_lr})
-    if size != "auto" and size > _LARGEST:
-        raise UserError(f"data.image_size must be at most {_LARGEST} pixels, found {size}")
+    sides = {"data.image_size": size, "training.encoder_size": config.training.encoder_size}
+    for name, side in sides.items():
+        if side != "auto" and side > _LARGEST:
+            raise UserError(f"{name} must be at most {_LARGEST} pixels, found {side}")
     parts = config.training.micro_batches
     if batch != "auto" and (batch % parts or batch < 2 * parts):
         raise UserError(

@@ -71,6 +71,36 @@ def test_views_may_be_larger_than_the_images(tmp_path: Path) -> None:
     assert features.shape == (2, 8)
 
 
+@pytest.mark.parametrize("stages", [[], [[0, 16], [0.5, 24]]])
+def test_the_encoder_can_look_at_images_in_another_size_than_views_had(
+    tmp_path: Path, stages: list[Any]
+) -> None:
+    config = growing(stages, training__encoder_size=36, training__statistics="images")
+    run = pretrain("glyphs", config, tmp_path / "run", device="cpu")
+    assert run.encoder.preprocessing.image_size == 36
+    assert load_encoder(tmp_path / "run").preprocessing.image_size == 36
+    plain = pretrain("glyphs", growing(stages), tmp_path / "plain", device="cpu")
+    assert plain.encoder.preprocessing.image_size == (stages[-1][1] if stages else 28)
+    # What is trained is the same; only statistics are of the images that the encoder looks at.
+    weights = plain.encoder.backbone.state_dict()
+    for name, value in run.encoder.backbone.state_dict().items():
+        followed = "running" in name or "tracked" in name
+        assert torch.equal(value, weights[name]) != followed, name
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (-1, "training.encoder_size must be at least 0"),
+        (20_000, "training.encoder_size must be at most 16384"),
+        (4, "smaller than conv4 needs .*; training.encoder_size is to be at least 16"),
+    ],
+)
+def test_bad_sizes_of_the_encoder(size: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        pretrain("glyphs", tiny(training__encoder_size=size), tmp_path / "run", device="cpu")
+
+
 @pytest.mark.parametrize(
     ("stages", "message"),
     [

@@ -140,6 +140,7 @@ def build(
     """
     channels = source.shape[0]
     sizes = [side for _, side in config.training.resolution] or [source.shape[1]]
+    encoder_size = config.training.encoder_size or sizes[-1]
     views = TwoViews(
         *(
             create_view(
@@ -153,7 +154,7 @@ def build(
         )
     )
     torch.manual_seed(derive_seed(config.training.seed, "weights"))
-    network = _create_network(config, backbone, channels, min(sizes))
+    network = _create_network(config, backbone, channels, min(*sizes, encoder_size))
     if initial is not None:
         initialise_from(network, initial)
     projector = _projector(config, network.out_features)
@@ -175,7 +176,7 @@ def build(
     average = WeightAverage(network, config.training.average) if config.training.average else None
     encoder = Encoder(
         network if average is None else average.backbone,
-        Preprocessing(sizes[-1], channels, tuple(config.data.mean), tuple(config.data.std)),
+        Preprocessing(encoder_size, channels, tuple(config.data.mean), tuple(config.data.std)),
         {"name": "custom" if backbone is not None else config.backbone.name}
         | {"options": dict(config.backbone.options)},
         _provenance(config, source),
@@ -223,7 +224,9 @@ def _create_network(
         network = create_backbone(config.backbone.name, **given, **config.backbone.options)
     if size < network.min_size:
         way_out = f"enlarge them with --set data.image_size={network.min_size}"
-        if config.training.resolution:
+        if size == config.training.encoder_size:
+            way_out = f"training.encoder_size is to be at least {network.min_size}"
+        elif config.training.resolution:
             way_out = f"every side in training.resolution is to be at least {network.min_size}"
         raise UserError(
             f"images of {size}×{size} are smaller than {config.backbone.name} needs "
