@@ -12,6 +12,8 @@ of nine tenths of the training images, say of every tenth; the test images are n
 One line of JSON a run is added to ``--out``; a variation that has a line for these epochs, this
 seed and this score, and the same settings, is not run again.
 
+With ``--encoders`` a folder keeps the encoder of each run.
+
 Several runs side by side share one GPU; under NVIDIA's multi-process service they take the time of
 fewer. A run that would not end within ``--minutes``, going by the slowest so far, is not begun.
 """
@@ -134,7 +136,8 @@ def measure(table: dict[str, Any], name: str, options: argparse.Namespace) -> di
         curve = curve_of(RunFolder(run.folder).metrics())
     if options.encoders is not None:
         options.encoders.mkdir(parents=True, exist_ok=True)
-        run.encoder.save(options.encoders / f"{name.replace(' ', '-')}.safetensors")
+        file = f"{name.replace(' ', '-')}-{options.epochs}ep-seed{options.seed}.safetensors"
+        run.encoder.save(options.encoders / file)
     final = run.summary["final"]
     return {
         "name": name,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError
@@ -18,7 +18,7 @@ from eigenshot.training.engine import compile_if_worthwhile, seconds_a_step
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.pretrain import pretrain
 from tests.training.test_engine import as_if_on_cuda, small_parts
-from tests.training.test_pretrain import Recorder, tiny
+from tests.training.test_pretrain import Plain, Recorder, tiny
 
 SIZES: list[int] = []
 
@@ -88,12 +88,52 @@ def test_the_encoder_can_look_at_images_in_another_size_than_views_had(
         assert torch.equal(value, weights[name]) != followed, name
 
 
+class Looking(nn.Module):
+    """Writes down the side of images outside training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            SIZES.append(x.shape[-1])
+        return self.layer(x)
+
+
+def test_the_probe_looks_in_the_size_of_the_encoder(tmp_path: Path) -> None:
+    config = growing([[0, 16]], training__encoder_size=40, probe__kind="knn", probe__every=1)
+    SIZES.clear()
+    pretrain("glyphs", config, tmp_path / "run", device="cpu", backbone=Looking())
+    assert SIZES[-1] == 40
+    assert set(SIZES) == {16, 40}, "the network is tried at the size of views"
+
+
+def test_a_size_that_the_network_cannot_look_at_is_refused_before_it_learns(tmp_path: Path) -> None:
+    config = tiny(training__encoder_size=40)
+    with pytest.raises(UserError, match=r"cannot look at images of 40×40: .*encoder_size \(0 is"):
+        pretrain("glyphs", config, tmp_path / "run", device="cpu", backbone=Plain())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_whose_features_grow_with_the_image_is_refused(tmp_path: Path) -> None:
+    unrolled = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten())
+    with pytest.raises(UserError, match="features have length 676, and 1444 of images of 40×40"):
+        pretrain(
+            "glyphs",
+            tiny(training__encoder_size=40),
+            tmp_path / "run",
+            device="cpu",
+            backbone=unrolled,
+        )
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [
         (-1, "training.encoder_size must be at least 0"),
         (20_000, "training.encoder_size must be at most 16384"),
-        (4, "smaller than conv4 needs .*; training.encoder_size is to be at least 16"),
+        (4, "smaller than conv4 needs .* or --set training.encoder_size=16"),
     ],
 )
 def test_bad_sizes_of_the_encoder(size: int, message: str, tmp_path: Path) -> None:

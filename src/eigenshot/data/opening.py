@@ -214,12 +214,18 @@ def unreadable_in_words(unreadable: Sequence[tuple[str, str]]) -> str:
     return f"{count:,} unreadable picture{'' if count == 1 else 's'}:{shown}{more}"
 
 
+def spread_rows(source: Source, limit: int) -> np.ndarray:
+    """About ``limit`` rows from all over ``source``, or all where there are fewer, int64 (n,)."""
+    spread = getattr(source, "spread", None)  # a stream knows which rows are cheap to read
+    if spread is not None:
+        found: np.ndarray = spread(limit)
+        return found
+    return np.linspace(0, len(source) - 1, min(len(source), limit)).astype(np.int64)
+
+
 def channel_statistics(source: Source, limit: int = 10_000) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel in [0, 1], over evenly spaced images."""
-    spread = getattr(source, "spread", None)  # a stream knows which rows are cheap to read
-    rows = np.linspace(0, len(source) - 1, min(len(source), limit)).astype(np.int64)
-    if spread is not None:
-        rows = spread(limit)
+    rows = spread_rows(source, limit)
     count = 0
     total = torch.zeros(source.shape[0], dtype=torch.float64)
     squares = torch.zeros_like(total)

@@ -30,6 +30,7 @@ from eigenshot.errors import (
 )
 from eigenshot.evaluation.optimum import Objective, blocks_of, minimise
 from eigenshot.evaluation.tables import checked_split, source_classes
+from eigenshot.evaluation.views import view_size
 from eigenshot.hardware import Precision, widest_float
 from eigenshot.randomness import numpy_generator, torch_generator
 
@@ -65,7 +66,7 @@ def probe_view(encoder: Encoder, *, crop_area_min: float = 0.2, flip: float = 0.
     neither = dict.fromkeys(("jitter", "grey", "blur", "solarise"), 0.0)
     options = {"crop_area_min": crop_area_min, "flip": flip, **neither}
     like = encoder.preprocessing
-    return create_view("simclr", options, size=like.image_size, mean=like.mean, std=like.std)
+    return create_view("simclr", options, size=view_size(encoder), mean=like.mean, std=like.std)
 
 
 def probe_rate(epoch: int, *, epochs: int, lr: float, milestones: Sequence[float]) -> float:

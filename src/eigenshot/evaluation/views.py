@@ -22,10 +22,25 @@ def training_view(encoder: Encoder) -> View:
     return create_view(
         settings["kind"],
         {**settings["options"], **settings["view_a"]},
-        size=shape.image_size,
+        size=view_size(encoder),
         mean=shape.mean,
         std=shape.std,
     )
+
+
+def view_size(encoder: Encoder) -> int:
+    """The side of the last views that the encoder learned from, from its provenance.
+
+    It may look at whole images in another (``training.encoder_size``), which shows their objects
+    about as large as such views do.
+    """
+    settings = encoder.provenance.get("config", {})
+    training = settings.get("training", {})
+    if training.get("resolution"):
+        return int(training["resolution"][-1][1])
+    if training.get("encoder_size"):
+        return int(settings["data"]["image_size"])
+    return encoder.preprocessing.image_size
 
 
 @torch.no_grad()

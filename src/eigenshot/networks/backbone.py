@@ -177,8 +177,23 @@ def _warn_of_what_is_left_out(module: nn.Module, stages: list[nn.Module]) -> Non
 
 
 def _measure_out_features(backbone: Backbone, *, name: str, image_size: int) -> int:
+    try:
+        return trial_features(backbone, image_size).shape[1]
+    except Exception as error:
+        shape = (2, backbone.in_channels, image_size, image_size)
+        raise UserError(
+            f"cannot use {name} as a backbone: running it on images of shape {shape} failed: "
+            f"{error}. Give in_channels and image_size that fit it, or set its out_features"
+        ) from error
+
+
+@torch.no_grad()
+def trial_features(backbone: Backbone, image_size: int) -> Tensor:
+    """Features ``(2, d)`` of two black images; the backbone stays as it is, whatever comes of it.
+
+    Two, for modules that squeeze a batch of one.
+    """
     parameter = next(backbone.parameters(), torch.empty(0))
-    # Two images, for modules that squeeze a batch of one.
     shape = (2, backbone.in_channels, image_size, image_size)
     training = {part: part.training for part in backbone.modules()}
     backbone.eval()
@@ -186,14 +201,8 @@ def _measure_out_features(backbone: Backbone, *, name: str, image_size: int) -> 
         images = torch.zeros(shape, device=parameter.device, dtype=parameter.dtype)
         # Copies of the buffers, for modules that count or average in eval mode too.
         buffers = {key: buffer.clone() for key, buffer in backbone.named_buffers()}
-        with torch.no_grad():
-            features = torch.func.functional_call(backbone, buffers, (images,))
-    except Exception as error:
-        raise UserError(
-            f"cannot use {name} as a backbone: running it on images of shape {shape} failed: "
-            f"{error}. Give in_channels and image_size that fit it, or set its out_features"
-        ) from error
+        features: Tensor = torch.func.functional_call(backbone, buffers, (images,))
     finally:
         for part, mode in training.items():
             part.training = mode
-    return features.shape[1]
+    return features

@@ -28,22 +28,28 @@ def follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tenso
 def measuring(module: nn.Module) -> Iterator[None]:
     """Within the block batch normalisation takes its running statistics anew.
 
-    They are the mean over the batches that go through ``module`` meanwhile. Every other layer is in
-    evaluation mode. Afterwards all are in the mode that they were in.
+    They are the mean over the batches that go through ``module`` meanwhile; a layer through which
+    none goes, or that stays in evaluation mode when told to train, keeps its own. Every other layer
+    is in evaluation mode. Afterwards all are in the mode that they were in.
     """
     modes = {part: part.training for part in module.modules()}
     layers = [part for part in modes if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     momenta = {layer: layer.momentum for layer in layers}
+    before = {layer: {k: v.clone() for k, v in layer.named_buffers()} for layer in layers}
     module.eval()
     for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # torch's word for a plain mean
         layer.train()
+        if layer.training:
+            layer.reset_running_stats()
+            layer.momentum = None  # torch's word for a plain mean
     try:
         yield
     finally:
         for layer, momentum in momenta.items():
             layer.momentum = momentum
+            if layer.num_batches_tracked is not None and not layer.num_batches_tracked:
+                for name, buffer in layer.named_buffers():
+                    buffer.copy_(before[layer][name])
         for part, training in modes.items():
             part.training = training
 

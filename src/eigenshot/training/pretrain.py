@@ -42,7 +42,7 @@ from eigenshot.training.plan import Plan, make_plan
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import Parts, build, load_source
-from eigenshot.training.statistics import with_statistics
+from eigenshot.training.statistics import settle_statistics
 
 
 @dataclass(frozen=True)
@@ -171,13 +171,7 @@ def _run(
                         folder.start(config, identity)
             told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
             progress = _train(parts, folder, probe, reporter, plan.going_on, deadline)
-            if config.training.statistics == "images":
-                parts.encoder = with_statistics(
-                    parts.encoder,
-                    source,
-                    device=fabric.device,
-                    precision=config.engine.precision,
-                )
+            settle_statistics(parts)
     finally:
         tell_unreadable(source, reporter, told)  # a stream has found them on its way
         if callable(close := getattr(source, "close", None)):  # and has workers

@@ -25,6 +25,7 @@ from eigenshot.errors import UserError
 from eigenshot.hardware import package_version
 from eigenshot.methods import create_method, learns_from_labels
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
+from eigenshot.networks.backbone import trial_features
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.randomness import derive_seed
 from eigenshot.reporter import Reporter
@@ -155,6 +156,8 @@ def build(
     )
     torch.manual_seed(derive_seed(config.training.seed, "weights"))
     network = _create_network(config, backbone, channels, min(*sizes, encoder_size))
+    if config.training.encoder_size:
+        _check_encoder_size(network, encoder_size)
     if initial is not None:
         initialise_from(network, initial)
     projector = _projector(config, network.out_features)
@@ -224,15 +227,33 @@ def _create_network(
         network = create_backbone(config.backbone.name, **given, **config.backbone.options)
     if size < network.min_size:
         way_out = f"enlarge them with --set data.image_size={network.min_size}"
-        if size == config.training.encoder_size:
-            way_out = f"training.encoder_size is to be at least {network.min_size}"
-        elif config.training.resolution:
+        if config.training.resolution:
             way_out = f"every side in training.resolution is to be at least {network.min_size}"
+            if config.training.encoder_size:
+                way_out += ", and so is training.encoder_size"
+        elif config.training.encoder_size:
+            way_out += f" or --set training.encoder_size={network.min_size}"
         raise UserError(
             f"images of {size}×{size} are smaller than {config.backbone.name} needs "
             f"({network.min_size}×{network.min_size}); {way_out}"
         )
     return network
+
+
+def _check_encoder_size(network: Backbone, size: int) -> None:
+    """Refuse a size that the network cannot look at; training tries the sizes of views only."""
+    advice = "choose another training.encoder_size (0 is that of the last views)"
+    try:
+        length = trial_features(network, size).shape[1]
+    except Exception as error:
+        raise UserError(
+            f"the network cannot look at images of {size}×{size}: {error}; {advice}"
+        ) from error
+    if length != network.out_features:
+        raise UserError(
+            f"the network's features have length {network.out_features}, and {length} of images "
+            f"of {size}×{size}; {advice}"
+        )
 
 
 def _projector(config: Config, features: int) -> Projector:
