@@ -133,7 +133,7 @@ def test_a_network_whose_features_grow_with_the_image_is_refused(tmp_path: Path)
     [
         (-1, "training.encoder_size must be at least 0"),
         (20_000, "training.encoder_size must be at most 16384"),
-        (4, "smaller than conv4 needs .* or --set training.encoder_size=16"),
+        (4, "training.encoder_size=4 is smaller than conv4 needs; it is to be at least 16"),
     ],
 )
 def test_bad_sizes_of_the_encoder(size: int, message: str, tmp_path: Path) -> None:

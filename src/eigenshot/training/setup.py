@@ -155,9 +155,9 @@ def build(
         )
     )
     torch.manual_seed(derive_seed(config.training.seed, "weights"))
-    network = _create_network(config, backbone, channels, min(*sizes, encoder_size))
+    network = _create_network(config, backbone, channels, min(sizes))
     if config.training.encoder_size:
-        _check_encoder_size(network, encoder_size)
+        _check_encoder_size(config, network, encoder_size)
     if initial is not None:
         initialise_from(network, initial)
     projector = _projector(config, network.out_features)
@@ -229,10 +229,6 @@ def _create_network(
         way_out = f"enlarge them with --set data.image_size={network.min_size}"
         if config.training.resolution:
             way_out = f"every side in training.resolution is to be at least {network.min_size}"
-            if config.training.encoder_size:
-                way_out += ", and so is training.encoder_size"
-        elif config.training.encoder_size:
-            way_out += f" or --set training.encoder_size={network.min_size}"
         raise UserError(
             f"images of {size}×{size} are smaller than {config.backbone.name} needs "
             f"({network.min_size}×{network.min_size}); {way_out}"
@@ -240,8 +236,13 @@ def _create_network(
     return network
 
 
-def _check_encoder_size(network: Backbone, size: int) -> None:
+def _check_encoder_size(config: Config, network: Backbone, size: int) -> None:
     """Refuse a size that the network cannot look at; training tries the sizes of views only."""
+    if size < network.min_size:
+        raise UserError(
+            f"training.encoder_size={size} is smaller than {config.backbone.name} needs; "
+            f"it is to be at least {network.min_size}"
+        )
     advice = "choose another training.encoder_size (0 is that of the last views)"
     try:
         length = trial_features(network, size).shape[1]
