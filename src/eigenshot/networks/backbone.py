@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.errors import UserError
+from eigenshot.networks.keeping import copied_buffers, modes_kept
 
 
 class Backbone(nn.Module):
@@ -195,14 +196,10 @@ def trial_features(backbone: Backbone, image_size: int) -> Tensor:
     """
     parameter = next(backbone.parameters(), torch.empty(0))
     shape = (2, backbone.in_channels, image_size, image_size)
-    training = {part: part.training for part in backbone.modules()}
-    backbone.eval()
-    try:
-        images = torch.zeros(shape, device=parameter.device, dtype=parameter.dtype)
+    images = torch.zeros(shape, device=parameter.device, dtype=parameter.dtype)
+    with modes_kept(backbone):
+        backbone.eval()
         # Copies of the buffers, for modules that count or average in eval mode too.
-        buffers = {key: buffer.clone() for key, buffer in backbone.named_buffers()}
+        buffers = copied_buffers(backbone)
         features: Tensor = torch.func.functional_call(backbone, buffers, (images,))
-    finally:
-        for part, mode in training.items():
-            part.training = mode
     return features

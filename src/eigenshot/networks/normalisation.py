@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from eigenshot.networks.keeping import copied_buffers, modes_kept, put_back
+
 
 def follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
     """Let the layer's running statistics, if it has any, move on to those of a batch.
@@ -32,26 +34,23 @@ def measuring(module: nn.Module) -> Iterator[None]:
     none goes, or that stays in evaluation mode when told to train, keeps its own. Every other layer
     is in evaluation mode. Afterwards all are in the mode that they were in.
     """
-    modes = {part: part.training for part in module.modules()}
-    layers = [part for part in modes if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    momenta = {layer: layer.momentum for layer in layers}
-    before = {layer: {k: v.clone() for k, v in layer.named_buffers()} for layer in layers}
-    module.eval()
-    for layer in layers:
-        layer.train()
-        if layer.training:
-            layer.reset_running_stats()
-            layer.momentum = None  # torch's word for a plain mean
-    try:
-        yield
-    finally:
-        for layer, momentum in momenta.items():
-            layer.momentum = momentum
-            if layer.num_batches_tracked is not None and not layer.num_batches_tracked:
-                for name, buffer in layer.named_buffers():
-                    buffer.copy_(before[layer][name])
-        for part, training in modes.items():
-            part.training = training
+    kind = nn.modules.batchnorm._BatchNorm
+    layers = [part for part in module.modules() if isinstance(part, kind)]
+    before = [(layer, layer.momentum, copied_buffers(layer)) for layer in layers]
+    with modes_kept(module):
+        module.eval()
+        for layer in layers:
+            layer.train()
+            if layer.training:
+                layer.reset_running_stats()
+                layer.momentum = None  # torch's word for a plain mean
+        try:
+            yield
+        finally:
+            for layer, momentum, statistics in before:
+                layer.momentum = momentum
+                if layer.num_batches_tracked is not None and not layer.num_batches_tracked:
+                    put_back(layer, statistics)
 
 
 def scaled(

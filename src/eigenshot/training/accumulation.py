@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from eigenshot.collective import average_gradients
 from eigenshot.errors import UserError
+from eigenshot.networks.keeping import copied_buffers, put_back
 from eigenshot.options import takes
-from eigenshot.training.buffers import copied_buffers, put_back
 
 Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 

@@ -12,9 +12,9 @@ from eigenshot.collective import any_rank, rank, world_size
 from eigenshot.data.reading.order import epoch_batches
 from eigenshot.errors import TrainingDiverged
 from eigenshot.methods import Method
+from eigenshot.networks.keeping import copied_buffers, put_back
 from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter
-from eigenshot.training.buffers import copied_buffers, put_back
 from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
 from eigenshot.training.diagnostics import Diagnostics, diagnose, relative_step
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step

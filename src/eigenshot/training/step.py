@@ -15,6 +15,7 @@ from torch import Tensor
 from eigenshot.collective import rank, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods import Method
+from eigenshot.networks.keeping import copied_buffers, put_back
 from eigenshot.options import parameters_of
 from eigenshot.randomness import derive_seed, numpy_generator
 from eigenshot.reporter import Reporter
@@ -23,7 +24,6 @@ from eigenshot.training.accumulation import (
     accumulate_whole,
     check_draw,
 )
-from eigenshot.training.buffers import copied_buffers, put_back
 from eigenshot.training.meter import Meter
 from eigenshot.training.setup import Parts, Programs
 

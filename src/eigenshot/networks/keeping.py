@@ -1,6 +1,9 @@
-"""Buffers kept for later: a look, a trial or a second pass must leave statistics as they were."""
+"""What a look, a trial or a second pass must leave as it was: a module's buffers and modes."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,3 +20,14 @@ def put_back(module: nn.Module, copies: dict[str, Tensor]) -> None:
     for name, buffer in module.named_buffers():
         if name in copies:
             buffer.copy_(copies[name])
+
+
+@contextlib.contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """After the block every part of ``module`` trains, or not, as it did before it."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
