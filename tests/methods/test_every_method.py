@@ -41,6 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "w-mse": {"sub_batch": 12},
     "byol": {"predictor_width": 10},
     "simsiam": {"predictor_width": 5},
+    "dle, turned": {"rotation": 0.5},
+    "simclr, turned": {"rotation": 0.5, "rotate_every": 3},
 }
 MIXUPS = ("none", "manifold")
 CASES = [(name, mixup) for name in list_methods() for mixup in MIXUPS]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from eigenshot.collective import batch_mean, gather_rows, sum_over_ranks, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
-from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod, check_pair
+from eigenshot.methods.mixing import Mix, mixed
+from eigenshot.methods.pairs import PairMethod, PairOptions, check_pair
 from eigenshot.networks import Backbone
 
 # Far below any real variance, as in `eigenshot.networks.projector.Standardize`.
@@ -73,7 +73,7 @@ class BarlowTwins(PairMethod):
     backbone, projector : as in `Method`.
     weight : λ of the redundancy reduction term.
     scale : of the whole loss; 0 for 1/K, which makes the sum over dimensions a mean.
-    mixing : options of `MixingMethod`.
+    others : options of `PairMethod`, and of `MixingMethod`.
     """
 
     capturable = True
@@ -85,9 +85,9 @@ class BarlowTwins(PairMethod):
         *,
         weight: float = 0.005,
         scale: float = 0.0,
-        **mixing: Unpack[MixingOptions],
+        **others: Unpack[PairOptions],
     ) -> None:
-        super().__init__(backbone, projector, **mixing)
+        super().__init__(backbone, projector, **others)
         if not weight >= 0:
             raise UserError(f"weight must not be negative, found {weight}")
         if not scale >= 0:

@@ -105,6 +105,8 @@ class DeepLaplacianEigenmapsMethod(PairMethod):
         coefficients: Coefficients = "batch",
         decorrelate: Literal["one", "both", "none"] = "one",
         target: Literal["paper", "unit-variance"] = "paper",
+        rotation: float = 0.0,
+        rotate_every: int = 2,
     ) -> None:
         super().__init__(
             backbone,
@@ -113,6 +115,8 @@ class DeepLaplacianEigenmapsMethod(PairMethod):
             alpha=alpha,
             layers=layers,
             coefficients=coefficients,
+            rotation=rotation,
+            rotate_every=rotate_every,
         )
         if gamma is not None and k_gamma is not None:
             raise UserError("give either gamma or k_gamma, not both: k_gamma is K times gamma")

@@ -1,14 +1,24 @@
-"""Methods whose loss is a function of the embeddings of two views and of nothing else."""
+"""Methods whose loss is a function of the embeddings of two views, and perhaps a second task."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from eigenshot.collective import world_size
-from eigenshot.errors import UserError
-from eigenshot.methods.mixing import MixingMethod
+from eigenshot.errors import UserError, check_at_least
+from eigenshot.methods.mixing import MixingMethod, MixingOptions
+from eigenshot.methods.rotation import rotation_head, rotation_losses
+from eigenshot.networks import Backbone
+
+
+class PairOptions(MixingOptions, total=False):
+    """The options that every method with `PairMethod` as base hands on to it."""
+
+    rotation: float
+    rotate_every: int
 
 
 class PairMethod(MixingMethod):
@@ -16,7 +26,33 @@ class PairMethod(MixingMethod):
 
     With it a batch can go through the network in parts and still have the loss of the whole
     (`eigenshot.training.accumulation`).
+
+    Parameters
+    ----------
+    backbone, projector : as in `Method`.
+    rotation : weight of a second task, to tell from the features by how many quarter turns an image
+        of the first view was turned (`eigenshot.methods.rotation`). With 0 there is none.
+    rotate_every : every so many images one is turned for it; 2 takes about an eighth of the time.
+    mixing : options of `MixingMethod`.
     """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        projector: nn.Module,
+        *,
+        rotation: float = 0.0,
+        rotate_every: int = 2,
+        **mixing: Unpack[MixingOptions],
+    ) -> None:
+        super().__init__(backbone, projector, **mixing)
+        if rotation < 0:
+            raise UserError(f"rotation must not be negative, found {rotation}")
+        check_at_least(1, rotate_every=rotate_every)
+        self.rotation = rotation
+        self.rotate_every = rotate_every
+        if rotation:
+            self.rotation_head = rotation_head(backbone.out_features)
 
     def terms(self, z_a: Tensor, z_b: Tensor, drawn: Any | None) -> dict[str, Tensor]:
         """Loss terms of a batch of positive pairs.
@@ -38,13 +74,38 @@ class PairMethod(MixingMethod):
     ) -> dict[str, Tensor]:
         """`terms` of two views of the same images, each ``(batch, C, H, W)``."""
         # The same as objective(*represent(…)), with the projector in one piece, as it is compiled.
-        return self.terms(*self.embed_pair(view_a, view_b, drawn), drawn)
+        terms = self.terms(*self.embed_pair(view_a, view_b, drawn), drawn)
+        return self._with_rotation(terms, self._rotation_losses(view_a) if self.rotation else None)
+
+    def represent(
+        self, view_a: Tensor, view_b: Tensor, drawn: Any | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rows as of `Method`; those of the first view end with the second task's own losses."""
+        rows_a, rows_b = super().represent(view_a, view_b, drawn)
+        if self.rotation:
+            losses = self._rotation_losses(view_a)
+            rows_a = torch.cat([rows_a.to(losses.dtype), losses[:, None]], dim=1)
+        return rows_a, rows_b
 
     def objective(
         self, rows_a: Tensor, rows_b: Tensor, drawn: Any | None = None
     ) -> dict[str, Tensor]:
-        """`terms` from the rows of `represent`, each ``(batch, K)``."""
-        return self.terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
+        """Loss terms as of ``forward`` from the rows of `represent`, an image a row."""
+        losses = None
+        if self.rotation:
+            rows_a, losses = rows_a[:, :-1].to(rows_b.dtype), rows_a[:, -1]
+        terms = self.terms(self.standardised(rows_a), self.standardised(rows_b), drawn)
+        return self._with_rotation(terms, losses)
+
+    def _rotation_losses(self, view: Tensor) -> Tensor:
+        return rotation_losses(self.backbone, self.rotation_head, view, self.rotate_every)
+
+    def _with_rotation(self, terms: dict[str, Tensor], losses: Tensor | None) -> dict[str, Tensor]:
+        """``terms`` with the second task in them, if there is one: ``losses``, ``(batch,)``."""
+        if losses is None:
+            return terms
+        loss = losses.mean()
+        return {**terms, "loss": terms["loss"] + self.rotation * loss, "rotation": loss}
 
 
 def check_pair(z_a: Tensor, z_b: Tensor) -> None:

@@ -17,8 +17,8 @@ from eigenshot.errors import UserError, check_positive
 from eigenshot.methods.base import Interpolation, exact
 from eigenshot.methods.dle import trace_loss
 from eigenshot.methods.heads import embedding_length
-from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod
+from eigenshot.methods.mixing import Mix, mixed
+from eigenshot.methods.pairs import PairMethod, PairOptions
 from eigenshot.methods.whitening import inverse_square_root, ridged
 from eigenshot.networks import Backbone
 
@@ -100,7 +100,7 @@ class ShuffledDBN(PairMethod):
         program, or the next smaller number that divides the length.
     ridge : what is added to every variance before the root is taken, as a share of their mean.
     scale : of the loss, which is a sum over dimensions; 0 for 1/K, the mean, as SGD wants it.
-    mixing : options of `MixingMethod`.
+    others : options of `PairMethod`, and of `MixingMethod`.
     """
 
     capturable = True
@@ -113,9 +113,9 @@ class ShuffledDBN(PairMethod):
         group_size: int = 0,
         ridge: float = 1e-5,
         scale: float = 0.0,
-        **mixing: Unpack[MixingOptions],
+        **others: Unpack[PairOptions],
     ) -> None:
-        super().__init__(backbone, projector, **mixing)
+        super().__init__(backbone, projector, **others)
         if group_size < 0:
             raise UserError(f"group_size must be positive, or 0 for a default, found {group_size}")
         if not scale >= 0:

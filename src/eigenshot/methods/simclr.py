@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from eigenshot.collective import gather_rows, rank
 from eigenshot.errors import check_positive
 from eigenshot.methods.heads import unit
-from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod, check_pair, contrasted_batch
+from eigenshot.methods.mixing import Mix, mixed
+from eigenshot.methods.pairs import PairMethod, PairOptions, check_pair, contrasted_batch
 from eigenshot.networks import Backbone
 
 
@@ -63,7 +63,7 @@ class SimCLR(PairMethod):
     ----------
     backbone, projector : as in `Method`.
     temperature : τ, by which similarities are divided.
-    mixing : options of `MixingMethod`.
+    others : options of `PairMethod`, and of `MixingMethod`.
     """
 
     capturable = True
@@ -74,9 +74,9 @@ class SimCLR(PairMethod):
         projector: nn.Module,
         *,
         temperature: float = 0.5,
-        **mixing: Unpack[MixingOptions],
+        **others: Unpack[PairOptions],
     ) -> None:
-        super().__init__(backbone, projector, **mixing)
+        super().__init__(backbone, projector, **others)
         check_positive(temperature=temperature)
         self.temperature = temperature
 

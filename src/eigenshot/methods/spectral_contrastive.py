@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from eigenshot.collective import gather_rows, sum_over_ranks
 from eigenshot.errors import check_positive
 from eigenshot.methods.base import exact
-from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod, check_pair, contrasted_batch
+from eigenshot.methods.mixing import Mix, mixed
+from eigenshot.methods.pairs import PairMethod, PairOptions, check_pair, contrasted_batch
 from eigenshot.networks import Backbone
 
 
@@ -105,7 +105,7 @@ class SpectralContrastive(PairMethod):
     backbone, projector : as in `Method`.
     mu : embeddings longer than √μ are scaled back to that length, and the loss is divided by μ, so
         that a learning rate suits every μ.
-    mixing : options of `MixingMethod`.
+    others : options of `PairMethod`, and of `MixingMethod`.
     """
 
     capturable = True
@@ -116,9 +116,9 @@ class SpectralContrastive(PairMethod):
         projector: nn.Module,
         *,
         mu: float = 1.0,
-        **mixing: Unpack[MixingOptions],
+        **others: Unpack[PairOptions],
     ) -> None:
-        super().__init__(backbone, projector, **mixing)
+        super().__init__(backbone, projector, **others)
         check_positive(mu=mu)
         self.mu = mu
 

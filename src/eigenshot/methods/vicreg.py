@@ -15,8 +15,8 @@ from eigenshot.collective import batch_mean, world_size
 from eigenshot.errors import UserError, check_positive
 from eigenshot.methods.base import exact
 from eigenshot.methods.dle import decorrelation_loss, trace_loss
-from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod
+from eigenshot.methods.mixing import Mix, mixed
+from eigenshot.methods.pairs import PairMethod, PairOptions
 from eigenshot.networks import Backbone
 
 
@@ -82,7 +82,7 @@ class VICReg(PairMethod):
     eps : what is added to a variance under the root.
     scale : of the whole loss. The weights were made for an optimiser that sets the length of each
         layer's step by itself (LARS); with SGD 1/25 lets the invariance term count as it is.
-    mixing : options of `MixingMethod`.
+    others : options of `PairMethod`, and of `MixingMethod`.
     """
 
     capturable = True
@@ -97,9 +97,9 @@ class VICReg(PairMethod):
         covariance: float = 1.0,
         eps: float = 1e-4,
         scale: float = 0.04,
-        **mixing: Unpack[MixingOptions],
+        **others: Unpack[PairOptions],
     ) -> None:
-        super().__init__(backbone, projector, **mixing)
+        super().__init__(backbone, projector, **others)
         weights = {"invariance": invariance, "variance": variance, "covariance": covariance}
         for name, weight in weights.items():
             if not weight >= 0:

@@ -15,8 +15,8 @@ from torch.nn.functional import cosine_similarity
 from eigenshot.collective import gather_rows, rank, world_size
 from eigenshot.errors import UserError, check_at_least, check_positive
 from eigenshot.methods.base import exact
-from eigenshot.methods.mixing import Mix, MixingOptions, mixed
-from eigenshot.methods.pairs import PairMethod
+from eigenshot.methods.mixing import Mix, mixed
+from eigenshot.methods.pairs import PairMethod, PairOptions
 from eigenshot.methods.whitening import cholesky_whitened
 from eigenshot.networks import Backbone
 
@@ -75,7 +75,7 @@ class WMSE(PairMethod):
     iterations : the number of partitions into sub-batches, over which the loss is a mean.
     ridge : what is added to every variance before the Cholesky factor is taken, as a share of their
         mean.
-    mixing : options of `MixingMethod`.
+    others : options of `PairMethod`, and of `MixingMethod`.
     """
 
     capturable = True
@@ -88,9 +88,9 @@ class WMSE(PairMethod):
         sub_batch: int = 128,
         iterations: int = 1,
         ridge: float = 1e-6,
-        **mixing: Unpack[MixingOptions],
+        **others: Unpack[PairOptions],
     ) -> None:
-        super().__init__(backbone, projector, **mixing)
+        super().__init__(backbone, projector, **others)
         check_at_least(1, sub_batch=sub_batch, iterations=iterations)
         check_positive(ridge=ridge)
         self.sub_batch = sub_batch

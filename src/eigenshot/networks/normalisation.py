@@ -53,6 +53,21 @@ def measuring(module: nn.Module) -> Iterator[None]:
                     put_back(layer, statistics)
 
 
+@contextlib.contextmanager
+def untracked(module: nn.Module) -> Iterator[None]:
+    """Within the block batch normalisation keeps nothing of the batches that it normalises."""
+    kind = nn.modules.batchnorm._BatchNorm
+    layers = [part for part in module.modules() if isinstance(part, kind)]
+    before = [layer.track_running_stats for layer in layers]
+    try:
+        for layer in layers:
+            layer.track_running_stats = False
+        yield
+    finally:
+        for layer, tracked in zip(layers, before, strict=True):
+            layer.track_running_stats = tracked
+
+
 def scaled(
     layer: nn.modules.batchnorm._BatchNorm, centred: Tensor, variance: Tensor, dimensions: int
 ) -> Tensor:
