@@ -143,7 +143,7 @@ def test_two_processes_learn_what_one_learns(results: list[Results], name: str, 
             torch.testing.assert_close(case["state"][key], value, rtol=1e-8, atol=1e-10, msg=key)
 
 
-@pytest.mark.parametrize(("name", "mixup"), CASES)
+@pytest.mark.parametrize(("name", "mixup"), [*CASES, ("dle, turned", "manifold")])
 def test_both_views_in_one_pass_give_the_same(name: str, mixup: str) -> None:
     apart, joint = build(name, mixup), build(name, mixup)
     assert can_keep_halves_apart(joint)
@@ -163,11 +163,11 @@ def test_both_views_in_one_pass_give_the_same(name: str, mixup: str) -> None:
 
 def small_parts(name: str, device: str, mixup: str = "manifold") -> Parts:
     options = {f"method__options__{key}": value for key, value in OPTIONS.get(name, {}).items()}
-    labelled = learns_from_labels(name)
+    labelled = learns_from_labels(method_of(name))
     return parts_of(
         device,
         labels=np.arange(256) % CLASSES if labelled else None,
-        method__name=name,
+        method__name=method_of(name),
         method__options__mixup=mixup,
         backbone__options__widths=[4, 6, 8, 10] if device == "cpu" else [16, 24, 32, 48],
         projector__width=16,
@@ -189,7 +189,7 @@ def take(step: EagerStep, numbers: range) -> None:
         step(number, rows, 0.02)
 
 
-@pytest.mark.parametrize("name", list_methods())
+@pytest.mark.parametrize("name", [*list_methods(), "dle, turned"])
 def test_a_checkpoint_holds_all_that_a_method_remembers(name: str, tmp_path: Path) -> None:
     unbroken = step_of(small_parts(name, "cpu"), EagerStep)
     take(unbroken, range(5))
@@ -230,7 +230,7 @@ def moved_apart(one: nn.Module, other: nn.Module, begun: dict[str, Tensor]) -> d
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "mixup"), CASES)
+@pytest.mark.parametrize(("name", "mixup"), [*CASES, ("dle, turned", "manifold")])
 def test_captured_steps_learn_what_plain_ones_learn(name: str, mixup: str) -> None:
     captured, plain = (small_parts(name, "cuda", mixup) for _ in range(2))
     begun = {key: value.clone() for key, value in plain.method.state_dict().items()}
@@ -246,7 +246,9 @@ def test_captured_steps_learn_what_plain_ones_learn(name: str, mixup: str) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["mocov2", "byol", "swav", "baseline++", "shuffled-dbn", "w-mse"])
+@pytest.mark.parametrize(
+    "name", ["mocov2", "byol", "swav", "baseline++", "shuffled-dbn", "w-mse", "dle, turned"]
+)
 def test_compiled_captured_steps_learn_what_plain_ones_learn(name: str) -> None:
     compiled, plain = (small_parts(name, "cuda") for _ in range(2))
     compiled.config = dataclasses.replace(

@@ -86,6 +86,7 @@ class DeepLaplacianEigenmapsMethod(PairMethod):
         branches; ``"none"``, the trace alone, which collapses.
     target : ``"paper"`` uses λz_i + (1−λ)z_j; ``"unit-variance"`` divides it by √(λ² + (1−λ)²),
         the deviation that a mixture of two uncorrelated standardised embeddings has.
+    rotation, rotate_every : as in `PairMethod`.
     """
 
     capturable = True

@@ -32,7 +32,8 @@ class PairMethod(MixingMethod):
     backbone, projector : as in `Method`.
     rotation : weight of a second task, to tell from the features by how many quarter turns an image
         of the first view was turned (`eigenshot.methods.rotation`). With 0 there is none.
-    rotate_every : every so many images one is turned for it; 2 takes about an eighth of the time.
+    rotate_every : every so many images one is turned for it; with 2 a quarter more images go
+        through the network.
     mixing : options of `MixingMethod`.
     """
 
@@ -46,7 +47,7 @@ class PairMethod(MixingMethod):
         **mixing: Unpack[MixingOptions],
     ) -> None:
         super().__init__(backbone, projector, **mixing)
-        if rotation < 0:
+        if not rotation >= 0:
             raise UserError(f"rotation must not be negative, found {rotation}")
         check_at_least(1, rotate_every=rotate_every)
         self.rotation = rotation
