@@ -124,10 +124,17 @@ def test_pretrain_and_evaluate_glyphs(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_pretrain_and_evaluate_a_folder(shell: Shell, photos: Path, tmp_path: Path) -> None:
-    """The recipe settles size, network and batch by itself."""
+    """The recipe settles sizes, network and batch by itself."""
     run = tmp_path / "run"
-    code, _, err = shell("pretrain", photos, "--out", run, "--epochs", 1, "--device", "cpu")
+    command = ("pretrain", photos, "--out", run, "--epochs", 1, "--device", "cpu")
+    code, _, err = shell(*command)
     assert code == 0, err
+    assert "images of 128×128×3" in err
+    assert "in views of 64×64" in err
+    assert load_encoder(run).preprocessing.image_size == 90
+    code, _, err = shell(*command, "--resume")
+    assert code == 0, err
+    assert "is finished already" in err
     settings = (run / "config.toml").read_text()
     undecided = [line for line in settings.splitlines() if "auto" in line]
     assert undecided == ['compile = "auto"', 'capture = "auto"'], "these are settled anew each time"

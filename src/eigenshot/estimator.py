@@ -30,7 +30,9 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
     recipe : name or TOML file of the settings to start from; by default the benchmark's own, and
         ``"folder"`` for other images.
     backbone : name of a registered backbone, ``"package.module:Factory"``, or a module.
-    epochs, batch_size, image_size : override the recipe; None leaves them to it.
+    epochs, batch_size : override the recipe; None leaves them to it.
+    image_size : the side at which pictures are kept, views are cut and the encoder looks, if the
+        recipe's ``training.resolution`` says nothing else of views; None leaves it to the recipe.
     settings : further overrides, e.g. ``{"optimizer.lr": 0.1, "method.options.alpha": 0.2}``.
     initial : an encoder file or state dict to start from.
     out : folder to keep the run in; a temporary one by default.

@@ -13,8 +13,13 @@ from eigenshot.data.source import Source
 from eigenshot.errors import UserError
 from eigenshot.hardware import resolve_precision
 
-# What "auto" means for a folder of photographs: what the device can train in a day.
+# What "auto" means for a folder of photographs: views of what the device can train in a day. They
+# are cut from pictures kept larger, or crops would be magnified and have no detail of their own;
+# and the encoder looks at whole images in a larger size, or objects would be smaller than in views.
+# Both were measured (docs/protocols.md, "Images kept larger than their views").
 _FOLDER_SIZE = {"cuda": 84, "mps": 64, "cpu": 64}
+_KEPT_LARGER = 2
+_LOOKED_AT_LARGER = 1.4
 _FOLDER_BACKBONE = {"cuda": "resnet12", "mps": "conv4", "cpu": "conv4"}
 _AUTO_OPTIONS: dict[str, dict[str, Any]] = {"conv4": {"widths": (32, 64, 128, 256)}}
 _BATCH_SIZE = {"cuda": 128, "mps": 64, "cpu": 64}
@@ -31,6 +36,11 @@ def adopt_choices(config: Config, stored: Config) -> Config:
     data, backbone, training = config.data, config.backbone, config.training
     if data.image_size == "auto":
         data = dataclasses.replace(data, image_size=stored.data.image_size)
+        training = dataclasses.replace(  # chosen together with it
+            training,
+            resolution=training.resolution or stored.training.resolution,
+            encoder_size=training.encoder_size or stored.training.encoder_size,
+        )
     if backbone.name == "auto":
         backbone = _auto_backbone(backbone, stored.backbone.name)
     data = dataclasses.replace(
@@ -56,13 +66,21 @@ def _auto_backbone(asked: BackboneConfig, name: str) -> BackboneConfig:
 
 
 def resolve_size(config: Config, data: Any, device: str) -> Config:
-    """Settle image size, backbone and precision where they are ``"auto"``."""
+    """Settle sizes of pictures and views, backbone and precision where they are ``"auto"``."""
     if config.backbone.name == "auto":
         chosen = _auto_backbone(config.backbone, _FOLDER_BACKBONE[device])
         config = dataclasses.replace(config, backbone=chosen)
     if config.data.image_size == "auto" and is_sizeless(data):
-        sized = dataclasses.replace(config.data, image_size=_FOLDER_SIZE[device])
-        config = dataclasses.replace(config, data=sized)
+        stages = config.training.resolution or ((0.0, _FOLDER_SIZE[device]),)
+        kept = _KEPT_LARGER * max(side for _, side in stages)
+        looked_at = config.training.encoder_size or round(_LOOKED_AT_LARGER * stages[-1][1])
+        config = dataclasses.replace(
+            config,
+            data=dataclasses.replace(config.data, image_size=kept),
+            training=dataclasses.replace(
+                config.training, resolution=stages, encoder_size=looked_at
+            ),
+        )
     precision = resolve_precision(config.engine.precision, device)
     return dataclasses.replace(
         config, engine=dataclasses.replace(config.engine, precision=precision)

@@ -17,14 +17,14 @@ from eigenshot.collective import mean_over_ranks, rank
 from eigenshot.config import Config
 from eigenshot.data.naming import choose_split
 from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
-from eigenshot.data.reading.order import window_in_use
 from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, encoder_path
 from eigenshot.errors import TrainingDiverged
 from eigenshot.files import write_json
 from eigenshot.hardware import environment
-from eigenshot.reporter import Reporter, count_epochs, duration
+from eigenshot.reporter import Reporter
+from eigenshot.training.announcement import announce
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.choices import resolve_batch
 from eigenshot.training.engine import seconds_a_step
@@ -160,7 +160,7 @@ def _run(
             if not plan.going_on:
                 if plan.resume:
                     reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
-                _announce(parts, reporter)
+                announce(parts, reporter)
             with all_or_none(fabric):
                 # After the trial steps of the estimate: what they refuse leaves no folder behind.
                 if rank() == 0:
@@ -249,25 +249,6 @@ def _identity(parts: Parts, initial: str | Path | None) -> dict[str, Any]:
         "initial": weights,
         "processes": parts.fabric.world_size,
     }
-
-
-def _announce(parts: Parts, reporter: Reporter) -> None:
-    """Say what is about to happen and how long it will take."""
-    config, source = parts.config, parts.source
-    batch, epochs = int(config.training.batch_size), config.training.epochs
-    seconds = seconds_a_step(parts) * epochs * (len(source) // batch)
-    channels, height, width = source.shape
-    count, where = parts.fabric.world_size, parts.fabric.device.type
-    where = where if count == 1 else f"{count} processes ({where})"
-    size = sum(parameter.numel() for parameter in parts.encoder.backbone.parameters())
-    reporter.note(
-        f"{len(source):,} images of {height}×{width}×{channels} from {source.name}; "
-        f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "
-        f"{count_epochs(epochs)} in batches of {batch} on {where}: "
-        f"about {duration(seconds)}"
-    )
-    if getattr(source, "reader", None) == "streamed":
-        reporter.note(f"shuffled within {window_in_use(source, batch):,} images at a time")
 
 
 def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def build(
     torch.manual_seed(derive_seed(config.training.seed, "weights"))
     network = _create_network(config, backbone, channels, min(sizes))
     if config.training.encoder_size:
-        _check_encoder_size(config, network, encoder_size)
+        _check_encoder_size(config, network, encoder_size, views=sizes[-1])
     if initial is not None:
         initialise_from(network, initial)
     projector = _projector(config, network.out_features)
@@ -236,14 +236,14 @@ def _create_network(
     return network
 
 
-def _check_encoder_size(config: Config, network: Backbone, size: int) -> None:
+def _check_encoder_size(config: Config, network: Backbone, size: int, *, views: int) -> None:
     """Refuse a size that the network cannot look at; training tries the sizes of views only."""
     if size < network.min_size:
         raise UserError(
             f"training.encoder_size={size} is smaller than {config.backbone.name} needs; "
             f"it is to be at least {network.min_size}"
         )
-    advice = "choose another training.encoder_size (0 is that of the last views)"
+    advice = f"training.encoder_size={views} is the side of the last views"
     try:
         length = trial_features(network, size).shape[1]
     except Exception as error:

@@ -1,0 +1,29 @@
+"""What a run says before its first step."""
+
+from __future__ import annotations
+
+from eigenshot.data.reading.order import window_in_use
+from eigenshot.reporter import Reporter, count_epochs, duration
+from eigenshot.training.engine import seconds_a_step
+from eigenshot.training.setup import Parts
+
+
+def announce(parts: Parts, reporter: Reporter) -> None:
+    """Tell the images, their views, the network, and about how long all steps will take."""
+    config, source = parts.config, parts.source
+    batch, epochs = int(config.training.batch_size), config.training.epochs
+    seconds = seconds_a_step(parts) * epochs * (len(source) // batch)
+    channels, height, width = source.shape
+    count, where = parts.fabric.world_size, parts.fabric.device.type
+    where = where if count == 1 else f"{count} processes ({where})"
+    size = sum(parameter.numel() for parameter in parts.encoder.backbone.parameters())
+    sides = list(dict.fromkeys(side for _, side in config.training.resolution))
+    views = f", in views of {', then '.join(f'{side}×{side}' for side in sides)}" if sides else ""
+    reporter.note(
+        f"{len(source):,} images of {height}×{width}×{channels} from {source.name}{views}; "
+        f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "
+        f"{count_epochs(epochs)} in batches of {batch} on {where}: "
+        f"about {duration(seconds)}"
+    )
+    if getattr(source, "reader", None) == "streamed":
+        reporter.note(f"shuffled within {window_in_use(source, batch):,} images at a time")
