@@ -68,6 +68,38 @@ def test_crop_of_the_whole_picture_is_the_picture() -> None:
     )
 
 
+@pytest.mark.parametrize(("side", "size", "times"), [(48, 20, 2), (48, 12, 2), (48, 11, 4)])
+def test_small_views_of_large_pictures_are_read_from_smaller_ones(
+    side: int, size: int, times: int
+) -> None:
+    pictures = random_pictures(3, 3, side, side)
+    boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.1, 0.3, 0.85], [0.4, 0.4, 0.3, 0.3]])
+    smaller = functional.avg_pool2d(pictures, times)
+    result = geometry.random_resized_crop(pictures, boxes, size)
+    # The last crop is small enough to be read from the picture itself.
+    for source, rows in ((smaller, slice(1)), (pictures, slice(2, 3))):
+        matrix = geometry.crop_matrix(boxes[rows])
+        torch.testing.assert_close(result[rows], geometry.sample(source[rows], matrix, size))
+    # The longer side of a box decides.
+    source = smaller if 0.85 * side / size > times else functional.avg_pool2d(pictures, times // 2)
+    matrix = geometry.crop_matrix(boxes[1:2])
+    torch.testing.assert_close(result[1:2], geometry.sample(source[1:2], matrix, size))
+
+
+def test_a_small_view_has_no_more_noise_than_its_picture_made_small() -> None:
+    pictures, boxes = random_pictures(40, 3, 96, 96), torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 40)
+    by_crop = geometry.random_resized_crop(pictures, boxes, 16).std()
+    assert by_crop < 1.6 * geometry.resize(pictures, 16).std()
+    assert geometry.sample(pictures, geometry.crop_matrix(boxes), 16).std() > 2 * by_crop
+
+
+def test_reading_from_a_smaller_picture_moves_nothing() -> None:
+    ramp = torch.linspace(0, 1, 96).expand(1, 1, 96, 96)
+    crop = geometry.random_resized_crop(ramp, torch.tensor([[0.05, 0.05, 0.9, 0.9]]), 16)
+    matrix = geometry.crop_matrix(torch.tensor([[0.05, 0.05, 0.9, 0.9]]))
+    torch.testing.assert_close(crop, geometry.sample(ramp, matrix, 16), atol=1e-5, rtol=0)
+
+
 def test_boxes_lie_inside_and_have_the_asked_area_and_shape() -> None:
     uniforms = random_pictures(20_000, 4)
     aspect = 1.5  # pictures half as wide again as high

@@ -125,9 +125,29 @@ def sample(
     )
 
 
-def random_resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """Crops ``boxes`` ``(batch, 4)`` brought to ``(batch, channels, size, size)``."""
-    return sample(images, crop_matrix(boxes), size)
+def random_resized_crop(
+    images: Tensor, boxes: Tensor, size: int, flipped: Tensor | None = None
+) -> Tensor:
+    """Crops ``boxes`` ``(batch, 4)`` brought to ``(batch, channels, size, size)``.
+
+    They are flipped left to right where the mask ``flipped`` ``(batch,)`` is true. Neighbours in a
+    view may be up to two pixels of the picture apart, and bilinear reading leaves none of those
+    out. Where they would be farther apart, the picture is read at half its size, at a quarter, …:
+    small views of large pictures would else flicker with detail that they cannot show.
+    """
+    matrix = crop_matrix(boxes)
+    if flipped is not None:
+        matrix = flip_matrix(matrix, horizontal=flipped)
+    views = sample(images, matrix, size)
+    height, width = images.shape[-2:]
+    apart = torch.maximum(boxes[:, 2] * width, boxes[:, 3] * height) / size  # pixels
+    farthest, bound = max(height, width) / size, 2.0  # of shapes alone: no wait for the device
+    while farthest > bound:
+        height, width = max(1, height // 2), max(1, width // 2)
+        images = functional.adaptive_avg_pool2d(images, (height, width))
+        views = torch.where(per_sample(apart > bound), sample(images, matrix, size), views)
+        bound *= 2
+    return views
 
 
 def resize(images: Tensor, size: int) -> Tensor:

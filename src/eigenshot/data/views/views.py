@@ -110,8 +110,7 @@ class View(nn.Module):
 class SimclrView(View):
     """Random resized crop, flip, colour jitter, grey, blur, solarise.
 
-    The crop is cut to the picture instead of drawn again (``geometry.random_boxes``) and is read
-    bilinearly without smoothing: pictures should not be stored much larger than ``size``.
+    The crop is cut to the picture instead of drawn again (``geometry.random_boxes``).
     """
 
     options: SimclrOptions
@@ -144,9 +143,9 @@ class SimclrView(View):
     def transform(self, images: Tensor, parameters: SimclrParameters) -> Tensor:
         options = self.options
         if options.crop_area_min < 1 or options.crop_ratio > 1:
-            matrix = geometry.crop_matrix(parameters.boxes)
-            matrix = geometry.flip_matrix(matrix, horizontal=parameters.flip)
-            images = geometry.sample(images, matrix, self.size)
+            images = geometry.random_resized_crop(
+                images, parameters.boxes, self.size, parameters.flip
+            )
         else:
             images = geometry.resize(images, self.size)
             images = geometry.flip(images, parameters.flip) if options.flip else images
