@@ -85,9 +85,12 @@ class TrainingConfig:
     micro_batches: int = 1  # equal parts in which a batch goes through the network
     whole_batch_loss: bool = False  # of parts: one loss of all, at one more forward pass
     seed: int = 0
-    # Sides of the views, each from a share of the run on: [[0, 48], [0.5, 84]]. Empty: the images'.
+    # Sides of the views, each from a share of the run on: [[0, 48], [0.5, 84]]. Empty: the images',
+    # and half of it where data.image_size is "auto" for images of any size.
     resolution: tuple[tuple[float, int], ...] = ()
-    encoder_size: int = 0  # side in which the encoder looks at images; 0: that of the last views
+    # Side in which the encoder looks at images. 0: that of the last views, and 1.4 times it where
+    # data.image_size is "auto" for images of any size.
+    encoder_size: int = 0
     average: float = 0.0  # of the weights over steps: what a step keeps of it; 0: no average
     # What batch normalisation of the finished encoder goes by: what the views of the training had
     # been like, or whole training images.
@@ -189,7 +192,7 @@ class Config:
         return table
 
 
-_LARGEST = 16_384  # side of an image in pixels
+LARGEST_SIDE = 16_384  # of an image, in pixels
 _BELOW_ONE = ("optimizer.momentum", "evaluation.linear_momentum")
 _RECORDING = ("checkpoint", "probe", "logging")
 _NEUTRAL = ("recipe", "evaluation", *_RECORDING)
@@ -243,10 +246,15 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{name} must be below 1, found {value}")
     check_strength(config.evaluation.C, "evaluation.C")
     check_positive(**{"evaluation.linear_lr": config.evaluation.linear_lr})
-    sides = {"data.image_size": size, "training.encoder_size": config.training.encoder_size}
+    largest_view = max((side for _, side in config.training.resolution), default=0)
+    sides = {
+        "data.image_size": size,
+        "training.encoder_size": config.training.encoder_size,
+        "a side in training.resolution": largest_view,
+    }
     for name, side in sides.items():
-        if side != "auto" and side > _LARGEST:
-            raise UserError(f"{name} must be at most {_LARGEST} pixels, found {side}")
+        if side != "auto" and side > LARGEST_SIDE:
+            raise UserError(f"{name} must be at most {LARGEST_SIDE} pixels, found {side}")
     parts = config.training.micro_batches
     if batch != "auto" and (batch % parts or batch < 2 * parts):
         raise UserError(

@@ -246,11 +246,12 @@ def encoder_from(
         )
         architecture = dict(header["architecture"])
         name, options = architecture["name"], architecture["options"]
+        size = int(architecture.get("image_size", preprocessing.image_size))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(
             f"'{file}' is no encoder of ours: {error!r} in its header"
         ) from error
-    channels, size = preprocessing.channels, preprocessing.image_size
+    channels = preprocessing.channels
     if isinstance(backbone, str):
         own_size = {"image_size": size} if ":" in backbone else {}
         network = create_backbone(backbone, in_channels=channels, **own_size, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,25 @@ class TestLosses:
         backbone(views()[0])
         assert any(not torch.equal(v, before[name]) for name, v in backbone.named_buffers())
 
+    @pytest.mark.parametrize(("batch", "every"), [(2, 2), (6, 6), (1, 1)])
+    def test_one_image_alone_is_refused(self, batch: int, every: int) -> None:
+        backbone, _ = networks()
+        head = rotation_head(backbone.out_features)
+        sentence = (
+            f"rotate_every={every} leaves 1 of {batch} images to be turned.*lower rotate_every"
+        )
+        with pytest.raises(UserError, match=sentence):
+            rotation_losses(backbone, head, torch.randn(batch, 1, 16, 16), every)
+
+    def test_the_backbone_keeps_track_again_after_an_error(self) -> None:
+        backbone, _ = networks()
+        head = nn.Linear(backbone.out_features + 1, 4)
+        before = copied_buffers(backbone)
+        with pytest.raises(RuntimeError):
+            rotation_losses(backbone, head, views()[0].float())
+        backbone(views()[0].float())
+        assert any(not torch.equal(v, before[name]) for name, v in backbone.named_buffers())
+
     def test_a_network_learns_to_tell_the_turns_of_images_that_have_an_up(self) -> None:
         backbone, _ = networks()
         head = rotation_head(backbone.out_features)
@@ -157,6 +177,8 @@ class TestMethods:
         [
             ({"rotation": -0.1}, "rotation must not be negative, found -0.1"),
             ({"rotation": 0.1, "rotate_every": 0}, "rotate_every must be at least 1, found 0"),
+            ({"rotation": math.nan}, "rotation"),
+            ({"rotation": math.inf}, "rotation"),
             ({"rotation": "much"}, "option 'rotation' of method .*: expected a number"),
             ({"rotatoin": 0.1}, "did you mean 'rotation'"),
         ],

@@ -177,9 +177,12 @@ class TestWhole:
 
     @pytest.mark.parametrize("joint", [False, True])
     @pytest.mark.parametrize("norm", [False, True])
-    def test_dropout_is_the_same_in_both_passes(self, norm: bool, joint: bool) -> None:
+    @pytest.mark.parametrize("rotation", [0.0, 0.5])
+    def test_dropout_is_the_same_in_both_passes(
+        self, norm: bool, joint: bool, rotation: float
+    ) -> None:
         mix, seeds = mix_at(1, 12, 3), [5, 6, 7]
-        method, other = build(norm=norm, dropout=0.5), build(norm=norm, dropout=0.5)
+        method, other = (build(norm=norm, dropout=0.5, rotation=rotation) for _ in range(2))
         method.joint = other.joint = joint and all(map(can_keep_halves_apart, (method, other)))
         terms = accumulate_whole(method, *views(12), mix, seeds)
         expected = with_all_parts_in_one_graph(other, views(12), mix, seeds)
@@ -187,10 +190,11 @@ class TestWhole:
         redrawn = accumulate_whole(method, *views(12), mix, [8, 9, 10])
         assert redrawn["loss"] != terms["loss"]
 
-    def test_under_autocast_every_weight_has_its_gradient(self) -> None:
+    @pytest.mark.parametrize("rotation", [0.0, 0.5])
+    def test_under_autocast_every_weight_has_its_gradient(self, rotation: float) -> None:
         """Weights that autocast keeps from a pass without gradients have none in the next."""
         autocast = partial(torch.autocast, "cpu", torch.bfloat16)
-        method, other = build(norm=True).float(), build(norm=True).float()
+        method, other = (build(norm=True, rotation=rotation).float() for _ in range(2))
         view_a, view_b = (view.float() for view in views(12))
         mix, seeds = mix_at(1, 12, 2), [5, 6]
         terms = accumulate_whole(method, view_a, view_b, mix, seeds, autocast=autocast)

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from eigenshot.config import Config
+from eigenshot.config import Config, differences
 from eigenshot.configfile import load_config
+from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError
 from eigenshot.training.choices import adopt_choices, resolve_size
 from eigenshot.training.pretrain import pretrain
@@ -62,31 +65,85 @@ def test_images_that_have_a_size_keep_it(data: str) -> None:
 def test_a_run_that_goes_on_has_the_sizes_that_it_began_with(changes: dict[str, Any]) -> None:
     begun = settled("photos/", "mps", engine__precision="float32", **changes)
     asked = load_config("folder", {key.replace("__", "."): v for key, v in changes.items()})
-    assert sizes(adopt_choices(asked, begun)) == sizes(begun)
+    assert sizes(adopt_choices(asked, begun, "photos/")) == sizes(begun)
+
+
+@pytest.mark.parametrize("data", ["photos/", "images.npz"])
+@pytest.mark.parametrize(
+    "changes", [{"training__resolution": [[0, 48]]}, {"training__encoder_size": 70}]
+)
+def test_sizes_that_were_asked_for_are_to_be_asked_for_again(
+    changes: dict[str, Any], data: str
+) -> None:
+    begun = settled(data, **changes)
+    config = adopt_choices(load_config("folder"), begun, data)
+    assert config.data.image_size == begun.data.image_size
+    assert any(
+        key.replace("__", ".") in line for key in changes for line in differences(begun, config)
+    )
+
+
+def test_the_largest_views_are_kept_in_the_largest_size() -> None:
+    assert sizes(settled("photos/", training__resolution=[[0, 9000]]))[::2] == (16_384, 12_600)
+    assert sizes(settled("photos/", training__resolution=[[0, 16_384]]))[::2] == (16_384, 16_384)
 
 
 def test_a_run_from_before_goes_on_with_views_as_large_as_its_images() -> None:
     begun = settled("photos/", data__image_size=64)
-    assert sizes(adopt_choices(load_config("folder"), begun)) == (64, (), 0)
+    assert sizes(adopt_choices(load_config("folder"), begun, "photos/")) == (64, (), 0)
 
 
 def test_a_place_that_is_a_path_is_treated_as_its_name(tmp_path: Path) -> None:
     assert sizes(settled(tmp_path)) == sizes(settled(str(tmp_path)))
 
 
-def test_a_network_of_one_size_is_told_which_size_it_can_look_at(tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    photos.mkdir()
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
     generator = np.random.default_rng(0)
     for number in range(16):
         pixels = generator.integers(0, 256, (70, 70, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(photos / f"{number}.png")
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_network_of_one_size_is_told_which_size_it_can_look_at(
+    photos: Path, tmp_path: Path
+) -> None:
     network = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, 6))
     asked = {"training.epochs": 1, "projector.width": 8}
-    with pytest.raises(UserError, match=r"cannot look at images of 90×90: .*encoder_size=64 is"):
+    with pytest.raises(
+        UserError, match=r"cannot look at images of 90×90: .*set training.encoder_size=64, the side"
+    ):
         pretrain(
             photos, load_config("folder", asked), tmp_path / "run", device="cpu", backbone=network
         )
     config = load_config("folder", {**asked, "training.encoder_size": 64})
     run = pretrain(photos, config, tmp_path / "run", device="cpu", backbone=network)
     assert run.encoder.transform(photos).shape == (16, 6)
+
+
+class PlacesOfItsOwn(nn.Module):
+    """Made for images of one size, whose places have weights, and able to look at others too."""
+
+    def __init__(self, image_size: int) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(1, 6, image_size // 8, image_size // 8))
+        self.patches = nn.Conv2d(3, 6, 8, stride=8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.patches(images)
+        return (maps * functional.interpolate(self.places, maps.shape[-2:])).mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("changes", [{}, {"training.resolution": [[0, 32], [0.5, 48]]}])
+def test_a_network_made_for_a_size_is_made_for_it_again(
+    changes: dict[str, Any], photos: Path, tmp_path: Path
+) -> None:
+    name = f"{__name__}:PlacesOfItsOwn"
+    asked = {"training.epochs": 2, "projector.width": 8, "backbone.name": name, **changes}
+    run = pretrain(photos, load_config("folder", asked), tmp_path / "run", device="cpu")
+    again = load_encoder(tmp_path / "run", backbone=name)
+    assert again.preprocessing.image_size > again.backbone.state_dict()["stages.0.places"].shape[-1]
+    np.testing.assert_array_equal(again.transform(photos), run.encoder.transform(photos))

@@ -32,8 +32,8 @@ class PairMethod(MixingMethod):
     backbone, projector : as in `Method`.
     rotation : weight of a second task, to tell from the features by how many quarter turns an image
         of the first view was turned (`eigenshot.methods.rotation`). With 0 there is none.
-    rotate_every : every so many images one is turned for it; with 2 a quarter more images go
-        through the network.
+    rotate_every : of so many images one is turned for it; with 2 a quarter more images go through
+        the network.
     mixing : options of `MixingMethod`.
     """
 
@@ -81,7 +81,11 @@ class PairMethod(MixingMethod):
     def represent(
         self, view_a: Tensor, view_b: Tensor, drawn: Any | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rows as of `Method`; those of the first view end with the second task's own losses."""
+        """Rows ``(batch, K)`` of both views, as of `Method`.
+
+        Where there is a second task, those of the first are ``(batch, K + 1)`` and end with its
+        losses.
+        """
         rows_a, rows_b = super().represent(view_a, view_b, drawn)
         if self.rotation:
             losses = self._rotation_losses(view_a)

@@ -35,6 +35,7 @@ def turned(images: Tensor, every: int = 1) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     images : ``(batch, C, side, side)``.
+    every : of so many images one is turned.
 
     Returns
     -------
@@ -64,13 +65,22 @@ def rotation_losses(backbone: Backbone, head: nn.Module, images: Tensor, every: 
 
     Parameters
     ----------
+    backbone : from images to features ``(·, features)``.
+    head : from features to logits ``(·, 4)``, as `rotation_head` gives it.
     images : ``(batch, C, side, side)``.
+    every : of so many images one is turned.
 
     Returns
     -------
     ``(batch,)``, float32 at least.
     """
     rotated, turns = turned(images, every)
+    if len(rotated) < 2 and head.training:
+        raise UserError(
+            f"rotate_every={every} leaves {len(rotated)} of {len(images)} images to be turned, and "
+            "batch normalisation needs two; lower rotate_every, or raise the batch size or have "
+            "fewer training.micro_batches"
+        )
     with untracked(backbone):
         logits = head(backbone(rotated))
     with torch.autocast(device_type=logits.device.type, enabled=False):

@@ -9,14 +9,12 @@ its own statistics, as if it were on a device of its own.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from eigenshot.networks.keeping import layers_with
 from eigenshot.networks.normalisation import follow, scaled
 from eigenshot.networks.projector import Standardize
 
@@ -122,25 +120,9 @@ def _is_known(part: nn.Module) -> bool:
 
 def halves_apart(*modules: nn.Module) -> AbstractContextManager[None]:
     """Within the block every layer of ``modules`` treats the halves of a batch as two batches."""
-    return _layers_with("halves", True, _Halved, modules)
+    return layers_with("halves", True, _Halved, *modules)
 
 
 def groups_apart(count: int, *modules: nn.Module) -> AbstractContextManager[None]:
     """Within the block ``modules`` normalise a batch, or its halves, in ``count`` equal groups."""
-    return _layers_with("groups", count, _Grouped, modules)
-
-
-@contextlib.contextmanager
-def _layers_with(
-    name: str, value: Any, kind: type[nn.Module], modules: tuple[nn.Module, ...]
-) -> Iterator[None]:
-    """Within the block all layers of a kind have this value of an attribute."""
-    found = (part for module in modules for part in module.modules() if isinstance(part, kind))
-    before = {layer: getattr(layer, name) for layer in found}  # a shared one stands here once
-    for layer in before:
-        setattr(layer, name, value)
-    try:
-        yield
-    finally:
-        for layer, former in before.items():
-            setattr(layer, name, former)
+    return layers_with("groups", count, _Grouped, *modules)

@@ -1,9 +1,10 @@
-"""What a look, a trial or a second pass must leave as it was: a module's buffers and modes."""
+"""What a look, a trial or a second pass must leave as it was: buffers, modes, attributes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,3 +32,19 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+@contextlib.contextmanager
+def layers_with(
+    name: str, value: Any, kind: type[nn.Module], *modules: nn.Module
+) -> Iterator[None]:
+    """Within the block all layers of a kind in ``modules`` have this value of an attribute."""
+    found = (part for module in modules for part in module.modules() if isinstance(part, kind))
+    before = {layer: getattr(layer, name) for layer in found}  # a shared one stands here once
+    for layer in before:
+        setattr(layer, name, value)
+    try:
+        yield
+    finally:
+        for layer, former in before.items():
+            setattr(layer, name, former)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
-from eigenshot.networks.keeping import copied_buffers, modes_kept, put_back
+from eigenshot.networks.keeping import copied_buffers, layers_with, modes_kept, put_back
 
 
 def follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
@@ -53,19 +54,9 @@ def measuring(module: nn.Module) -> Iterator[None]:
                     put_back(layer, statistics)
 
 
-@contextlib.contextmanager
-def untracked(module: nn.Module) -> Iterator[None]:
+def untracked(module: nn.Module) -> AbstractContextManager[None]:
     """Within the block batch normalisation keeps nothing of the batches that it normalises."""
-    kind = nn.modules.batchnorm._BatchNorm
-    layers = [part for part in module.modules() if isinstance(part, kind)]
-    before = [layer.track_running_stats for layer in layers]
-    try:
-        for layer in layers:
-            layer.track_running_stats = False
-        yield
-    finally:
-        for layer, tracked in zip(layers, before, strict=True):
-            layer.track_running_stats = tracked
+    return layers_with("track_running_stats", False, nn.modules.batchnorm._BatchNorm, module)
 
 
 def scaled(

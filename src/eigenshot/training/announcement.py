@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from eigenshot.data.reading.order import window_in_use
 from eigenshot.reporter import Reporter, count_epochs, duration
 from eigenshot.training.engine import seconds_a_step
@@ -17,8 +19,10 @@ def announce(parts: Parts, reporter: Reporter) -> None:
     count, where = parts.fabric.world_size, parts.fabric.device.type
     where = where if count == 1 else f"{count} processes ({where})"
     size = sum(parameter.numel() for parameter in parts.encoder.backbone.parameters())
-    sides = list(dict.fromkeys(side for _, side in config.training.resolution))
-    views = f", in views of {', then '.join(f'{side}×{side}' for side in sides)}" if sides else ""
+    sides = [
+        f"{side}×{side}" for side, _ in groupby(side for _, side in config.training.resolution)
+    ]
+    views = f", in views of {', then '.join(sides)}" if sides else ""
     reporter.note(
         f"{len(source):,} images of {height}×{width}×{channels} from {source.name}{views}; "
         f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from eigenshot.config import BackboneConfig, Config
+from eigenshot.config import LARGEST_SIDE, BackboneConfig, Config
 from eigenshot.configfile import list_recipes
 from eigenshot.data.naming import is_benchmark, is_sizeless
 from eigenshot.data.opening import channel_statistics
@@ -31,16 +31,15 @@ def recipe_for(data: Any) -> str:
     return str(data) if is_benchmark(data) and data in list_recipes() else "folder"
 
 
-def adopt_choices(config: Config, stored: Config) -> Config:
+def adopt_choices(config: Config, stored: Config, images: Any) -> Config:
     """Let every ``"auto"`` mean what it meant when the run was started, on whatever device."""
+    if config.data.image_size == "auto" and is_sizeless(images):
+        # Sizes that no device stands for had been asked for, and are to be asked for again.
+        meanings = (_sized(config, device) for device in _FOLDER_SIZE)
+        config = next((then for then in meanings if _sizes(then) == _sizes(stored)), config)
     data, backbone, training = config.data, config.backbone, config.training
     if data.image_size == "auto":
         data = dataclasses.replace(data, image_size=stored.data.image_size)
-        training = dataclasses.replace(  # chosen together with it
-            training,
-            resolution=training.resolution or stored.training.resolution,
-            encoder_size=training.encoder_size or stored.training.encoder_size,
-        )
     if backbone.name == "auto":
         backbone = _auto_backbone(backbone, stored.backbone.name)
     data = dataclasses.replace(
@@ -71,20 +70,28 @@ def resolve_size(config: Config, data: Any, device: str) -> Config:
         chosen = _auto_backbone(config.backbone, _FOLDER_BACKBONE[device])
         config = dataclasses.replace(config, backbone=chosen)
     if config.data.image_size == "auto" and is_sizeless(data):
-        stages = config.training.resolution or ((0.0, _FOLDER_SIZE[device]),)
-        kept = _KEPT_LARGER * max(side for _, side in stages)
-        looked_at = config.training.encoder_size or round(_LOOKED_AT_LARGER * stages[-1][1])
-        config = dataclasses.replace(
-            config,
-            data=dataclasses.replace(config.data, image_size=kept),
-            training=dataclasses.replace(
-                config.training, resolution=stages, encoder_size=looked_at
-            ),
-        )
+        config = _sized(config, device)
     precision = resolve_precision(config.engine.precision, device)
     return dataclasses.replace(
         config, engine=dataclasses.replace(config.engine, precision=precision)
     )
+
+
+def _sized(config: Config, device: str) -> Config:
+    """Sizes of photographs, of views and of what the encoder looks at, where none are asked for."""
+    stages = config.training.resolution or ((0.0, _FOLDER_SIZE[device]),)
+    kept = min(_KEPT_LARGER * max(side for _, side in stages), LARGEST_SIDE)
+    larger = min(round(_LOOKED_AT_LARGER * stages[-1][1]), LARGEST_SIDE)
+    looked_at = config.training.encoder_size or larger
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, image_size=kept),
+        training=dataclasses.replace(config.training, resolution=stages, encoder_size=looked_at),
+    )
+
+
+def _sizes(config: Config) -> tuple[Any, ...]:
+    return config.data.image_size, config.training.resolution, config.training.encoder_size
 
 
 def check_blocks(config: Config, processes: int) -> None:

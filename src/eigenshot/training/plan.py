@@ -62,7 +62,7 @@ def make_plan(
     chosen = choose_device(device)
     check_tensorboard(config.logging)
     if started:
-        config = adopt_choices(config, folder.read_config())
+        config = adopt_choices(config, folder.read_config(), data)
     if not finished:  # else all is settled, and the device need not be able to compute so
         config = resolve_size(config, data, chosen)
     check_parts(config, own_backbone=backbone is not None)

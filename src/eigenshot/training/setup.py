@@ -180,11 +180,17 @@ def build(
     encoder = Encoder(
         network if average is None else average.backbone,
         Preprocessing(encoder_size, channels, tuple(config.data.mean), tuple(config.data.std)),
-        {"name": "custom" if backbone is not None else config.backbone.name}
-        | {"options": dict(config.backbone.options)},
+        _architecture(config, min(sizes), is_module=backbone is not None),
         _provenance(config, source),
     )
     return Parts(config, source, method, views, encoder, fabric, labels=labels, average=average)
+
+
+def _architecture(config: Config, size: int, *, is_module: bool) -> dict[str, Any]:
+    """What makes the network again; a user's own may depend on the size that it was made for."""
+    name = "custom" if is_module else config.backbone.name
+    made_for = {"image_size": size} if is_module or ":" in name else {}
+    return {"name": name, "options": dict(config.backbone.options), **made_for}
 
 
 def _known_labels(config: Config, source: Source) -> tuple[torch.Tensor | None, int | None]:
@@ -243,7 +249,7 @@ def _check_encoder_size(config: Config, network: Backbone, size: int, *, views: 
             f"training.encoder_size={size} is smaller than {config.backbone.name} needs; "
             f"it is to be at least {network.min_size}"
         )
-    advice = f"training.encoder_size={views} is the side of the last views"
+    advice = f"set training.encoder_size={views}, the side of the last views"
     try:
         length = trial_features(network, size).shape[1]
     except Exception as error:
