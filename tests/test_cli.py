@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from eigenshot import load_encoder
@@ -129,8 +130,7 @@ def test_pretrain_and_evaluate_a_folder(shell: Shell, photos: Path, tmp_path: Pa
     command = ("pretrain", photos, "--out", run, "--epochs", 1, "--device", "cpu")
     code, _, err = shell(*command)
     assert code == 0, err
-    assert "images of 128×128×3" in err
-    assert "in views of 64×64" in err
+    assert "kept at 128×128×3, in views of 64×64, with an encoder that looks at 90×90" in err
     assert load_encoder(run).preprocessing.image_size == 90
     code, _, err = shell(*command, "--resume")
     assert code == 0, err
@@ -201,6 +201,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
         ("evaluation.protocol.linear_of_run", "evaluate linear RUN --train x --test y"),
         ("evaluation.embed.embed", "embed RUN x --out f.npz"),
         ("evaluation.classify.classify", "classify RUN --support x --query y"),
+        ("data.benchmarks.check.check_benchmark", "data check fc100"),
     ],
 )
 def test_an_interruption_is_told_in_a_line(
@@ -353,6 +354,17 @@ def test_a_bug_of_ours_is_exit_1_and_debug_shows_where(
     monkeypatch.setattr(sys, "argv", ["eigenshot", "--debug", "pretrain", "glyphs", "--out", "x"])
     with pytest.raises(RuntimeError, match="boom"):
         main()
+
+
+def test_too_little_memory_anywhere_is_a_sentence(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def greedy(*arguments: object, **options: object) -> None:
+        torch.empty(2**50)
+
+    monkeypatch.setattr("eigenshot.training.pretrain.pretrain", greedy)
+    said = shell.refused("pretrain", "glyphs", "--out", tmp_path / "run")
+    assert said.startswith("error: there is not enough memory for this; smaller images")
 
 
 def test_a_method_beside_the_user_is_found(

@@ -211,6 +211,15 @@ def main() -> NoReturn:
 
         if isinstance(error, Interrupted):
             _stop(str(error), 130, False)
+        from eigenshot.hardware import is_out_of_memory
+
+        if is_out_of_memory(error):
+            _stop(
+                "there is not enough memory for this; smaller images, views or batches take less "
+                "(--debug shows where)",
+                2,
+                debug,
+            )
         _stop(f"{type(error).__name__}: {error} (--debug shows where)", 1, debug)
     sys.exit(0)
 

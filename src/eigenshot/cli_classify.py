@@ -21,6 +21,8 @@ from eigenshot.cli_common import (
 from eigenshot.errors import UserError
 from eigenshot.files import make_room_for
 
+_TABLES = (".csv", ".tsv", ".txt")  # what --out may be written over, by the name
+
 
 @telling_of_an_interruption()
 def classify(
@@ -90,6 +92,13 @@ def classify(
         _refuse_to_overwrite(file, run or classifier, [support, *query, *given])
     if out is not None and save is not None and out.resolve() == save.resolve():
         raise UserError(f"--out and --save name the same file, '{out}': give each its own")
+    if out is not None and os.path.exists(out) and out.suffix.lower() not in _TABLES:
+        raise UserError(
+            f"'{out}' is there already and no table by its name ({', '.join(_TABLES)}): "
+            "remove it first, or write to another"
+        )
+    if save is not None and os.path.exists(save):
+        _check_is_classifier(save)
 
     from json import dumps
 
@@ -146,6 +155,20 @@ def _refuse_run(queries: list[Path]) -> None:
                 f"RUN ('{place}') and --classifier exclude each other: a kept classifier brings "
                 "its encoder along; leave one of them out"
             )
+
+
+def _check_is_classifier(file: Path) -> None:
+    """A kept classifier may be replaced by the next one; nothing else may."""
+    from eigenshot.evaluation.classifier_file import FORMAT
+    from eigenshot.tensorfile import read_tensors
+
+    try:
+        read_tensors(file, kind=FORMAT)
+    except UserError as error:
+        raise UserError(
+            f"'{file}' is there already and no kept classifier: remove it first, or write to "
+            "another"
+        ) from error
 
 
 def _refuse_to_overwrite(file: Path, model: Path | None, pictures: list[Path | None]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from eigenshot.cli_common import DATA_HELP, reporting, say
+from eigenshot.cli_common import DATA_HELP, reporting, say, telling_of_an_interruption
 
 data_app = typer.Typer(
     help="Benchmarks: which there are, whether they are here and in order.",
@@ -52,6 +52,7 @@ def list_command() -> None:
 
 
 @data_app.command("check")
+@telling_of_an_interruption()
 def check_command(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -79,6 +80,7 @@ def check_command(
 
 
 @data_app.command("fetch")
+@telling_of_an_interruption()
 def fetch_command(
     name: Annotated[
         str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +33,13 @@ def choose_device(name: str) -> str:
 
 def _mps_is_available() -> bool:
     return torch.backends.mps.is_available()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory ran out; on a CPU and on MPS only its text tells."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return re.search(r"can(no|')t allocate memory|out of memory", str(error), re.I) is not None
 
 
 def widest_float(device: torch.device | str) -> torch.dtype:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import check_estimator
 
 from eigenshot.data.glyphs import load_glyphs
 from eigenshot.encoder import Encoder, Preprocessing
-from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.errors import CorruptFileError, UnreadableWarning, UserError
 from eigenshot.evaluation.calibration import (
     DEFAULT_SHARPNESS,
     balance,
@@ -340,6 +341,18 @@ class TestImages:
             model.score(images, ["pink"] * 12)
         with pytest.raises(UserError, match=r"features of width 6, .* found 7"):
             model.judge_features(np.zeros((1, 7)))
+
+
+def test_of_a_folder_all_that_can_be_read_is_judged(tmp_path: Path) -> None:
+    images, labels = stripes((4, 4))
+    model = FewShotClassifier(small_encoder()).fit(images, labels)
+    for number, image in enumerate(images[:3]):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        (tmp_path / f"{number}.jpg").write_bytes(b"no picture")
+    with pytest.warns(UnreadableWarning, match="skipped 3 unreadable pictures"):
+        judgement = model.judge(tmp_path)
+    assert judgement.paths == ("0.png", "1.png", "2.png")
+    np.testing.assert_allclose(judgement.probabilities, model.predict_proba(images[:3]), atol=1e-6)
 
 
 class TestFile:

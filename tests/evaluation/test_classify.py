@@ -121,7 +121,7 @@ class TestReport:
         report = classify(place, place / "support", both, reporter=listener)
         assert [row.example for row in report.predictions] == [True] * 5 + [False] * 6
         (remark,) = listener.notes
-        assert remark.startswith("5 of the 11 images to classify have the very features of an")
+        assert remark.startswith("of 11 images to classify 5 have the very features of an")
         rows = report.to_dict()["predictions"]
         assert sum(row["example"] for row in rows) == 5
 
@@ -295,6 +295,26 @@ class TestCommand:
         beside = (place / "encoder.safetensors", *common[1:], "--out", place / "config.toml")
         with pytest.raises(UserError, match="is one of the files that are read here"):
             self.run(app, *beside)
+        assert {file: file.read_bytes() for file in before} == before
+
+    def test_what_another_wrote_is_not_written_over(self, app: typer.Typer, place: Path) -> None:
+        common = (place, "--support", place / "support", "--query", place / "queries")
+        photo, script = place.parent / "photo.png", place.parent / "mine.py"
+        other = place.parent / "other" / "encoder.safetensors"
+        other.parent.mkdir()
+        small_encoder().save(other)
+        photo.write_bytes((place / "queries/blue/0.png").read_bytes())
+        script.write_text("print('mine')")
+        before = {file: file.read_bytes() for file in (photo, script, other)}
+        for option, file, sentence in (
+            ("--out", photo, "no table by its name"),
+            ("--out", script, "no table by its name"),
+            ("--out", other, "no table by its name"),
+            ("--save", photo, "no kept classifier"),
+            ("--save", other, "no kept classifier"),
+        ):
+            with pytest.raises(UserError, match=f"is there already and {sentence}"):
+                self.run(app, *common, option, file)
         assert {file: file.read_bytes() for file in before} == before
 
     def test_a_class_of_the_name_of_the_verdict(self, app: typer.Typer, place: Path) -> None:

@@ -177,6 +177,7 @@ class TestMethods:
         [
             ({"rotation": -0.1}, "rotation must not be negative, found -0.1"),
             ({"rotation": 0.1, "rotate_every": 0}, "rotate_every must be at least 1, found 0"),
+            ({"rotate_every": 4}, "rotate_every=4 does nothing without rotation above 0"),
             ({"rotation": math.nan}, "rotation"),
             ({"rotation": math.inf}, "rotation"),
             ({"rotation": "much"}, "option 'rotation' of method .*: expected a number"),

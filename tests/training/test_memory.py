@@ -11,8 +11,8 @@ from torch import Tensor
 
 from eigenshot.configfile import load_config
 from eigenshot.errors import UserError
+from eigenshot.hardware import is_out_of_memory
 from eigenshot.methods import Method
-from eigenshot.training.memory import is_out_of_memory
 from eigenshot.training.pretrain import pretrain
 from tests.training.test_pretrain import TINY
 

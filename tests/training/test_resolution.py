@@ -48,7 +48,10 @@ def test_views_have_the_side_of_their_share_of_the_run(
     SIZES.clear()
     reporter = Recorder()
     run = pretrain("glyphs", config, tmp_path / "run", device="cpu", reporter=reporter)
-    assert any(", in views of 16×16, then 20×20, then 32×32;" in note for note in reporter.notes)
+    assert any(
+        "kept at 28×28×1, in views of 16×16, then 20×20, then 32×32;" in note
+        for note in reporter.notes
+    )
     steps = run.summary["steps"]
     expected = [16 if n < 0.25 * steps else 20 if n < 0.7 * steps else 32 for n in range(steps)]
     assert SIZES[-steps:] == expected

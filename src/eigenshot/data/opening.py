@@ -98,12 +98,21 @@ def _tell_unused(reading: Reading) -> None:
         reading.say(f"these images are in memory already, so {' and '.join(unused)} does nothing")
 
 
-def as_images(images: Any, *, image_size: int, channels: int, stacklevel: int = 4) -> Source:
+def as_images(
+    images: Any,
+    *,
+    image_size: int,
+    channels: int,
+    max_unreadable: float = 0.1,
+    stacklevel: int = 4,
+) -> Source:
     """What `open_images` gives, for an encoder; pictures that cannot be read are warned of.
 
-    The warning names the line ``stacklevel`` calls up, which is to be the one that asked.
+    More than the share ``max_unreadable`` of them are refused. The warning names the line
+    ``stacklevel`` calls up, which is to be the one that asked.
     """
-    source = open_images(images, image_size=image_size, channels=channels)
+    reading = Reading(max_unreadable=max_unreadable)
+    source = open_images(images, image_size=image_size, channels=channels, reading=reading)
     skipped = getattr(source, "unreadable", ())
     if skipped and source is not images:  # else rows and files would no longer match unnoticed
         # By default past `Encoder.transform` and torch's wrapper of it.

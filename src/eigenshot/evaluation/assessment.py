@@ -102,7 +102,8 @@ def assess(
     if not judged:
         note = (
             "no accuracy can be estimated: every class has one image only, and without it nothing "
-            "is left of its class; two images a class are needed"
+            "is left of its class; two images a class are needed. Probabilities are not calibrated "
+            "and can be far too sure"
         )
         return Assessment(images, 0, None, None, None, None, note, ()), sharpness
     raw = tempered(held_out.logits, 1.0)

@@ -282,7 +282,14 @@ class FewShotClassifier(BaseEstimator):
         """What `judge` gives; a warning names the line that called who calls this."""
         check_is_fitted(self, "logistic_")
         like = self.encoder.preprocessing
-        source = as_images(images, image_size=like.image_size, channels=like.channels, stacklevel=4)
+        # Each is wanted by itself: what cannot be read is reported, none too many.
+        source = as_images(
+            images,
+            image_size=like.image_size,
+            channels=like.channels,
+            max_unreadable=1.0,
+            stacklevel=4,
+        )
         judgement = self.judge_features(self.features(source))
         return replace(judgement, paths=getattr(source, "paths", None))
 

@@ -131,7 +131,7 @@ class Report:
             )
         verdicts = self.classes if rule is None else (*self.classes, NONE_OF_THESE)
         tallies = [f"{name} {found.count(name)}" for name in verdicts]
-        lines.append(f"{len(found)} images: " + ", ".join(tallies))
+        lines.append(f"{count_images(len(found))}: " + ", ".join(tallies))
         return "\n".join(lines)
 
     def warnings(self) -> list[str]:
@@ -205,8 +205,9 @@ def classify(
     predictions = _predictions(classifier, files, source)
     if examples := sum(row.example for row in predictions):
         reporter.note(
-            f"{examples} of the {count_images(len(predictions))} to classify have the very "
-            "features of an example, as copies have: what is said of them tells nothing of new ones"
+            f"of {count_images(len(predictions))} to classify {examples} "
+            f"{'has' if examples == 1 else 'have'} the very features of an example, as copies "
+            "have: what is said of them tells nothing of new ones"
         )
     return Report(classifier, predictions, unreadable)
 

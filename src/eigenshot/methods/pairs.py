@@ -50,6 +50,8 @@ class PairMethod(MixingMethod):
         if not rotation >= 0:
             raise UserError(f"rotation must not be negative, found {rotation}")
         check_at_least(1, rotate_every=rotate_every)
+        if rotate_every != 2 and not rotation:
+            raise UserError(f"rotate_every={rotate_every} does nothing without rotation above 0")
         self.rotation = rotation
         self.rotate_every = rotate_every
         if rotation:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from eigenshot.collective import rank
+from eigenshot.collective import rank, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods.base import exact
 from eigenshot.networks import Backbone, Projector
@@ -35,7 +35,7 @@ def turned(images: Tensor, every: int = 1) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     images : ``(batch, C, side, side)``.
-    every : of so many images one is turned.
+    every : of so many images of this process one is turned.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def rotation_losses(backbone: Backbone, head: nn.Module, images: Tensor, every: 
     ``(batch,)``, float32 at least.
     """
     rotated, turns = turned(images, every)
-    if len(rotated) < 2 and head.training:
+    if len(rotated) * world_size() < 2 and head.training:
         raise UserError(
             f"rotate_every={every} leaves {len(rotated)} of {len(images)} images to be turned, and "
             "batch normalisation needs two; lower rotate_every, or raise the batch size or have "

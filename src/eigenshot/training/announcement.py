@@ -23,8 +23,11 @@ def announce(parts: Parts, reporter: Reporter) -> None:
         f"{side}×{side}" for side, _ in groupby(side for _, side in config.training.resolution)
     ]
     views = f", in views of {', then '.join(sides)}" if sides else ""
+    looked_at = parts.encoder.preprocessing.image_size
+    if looked_at != (config.training.resolution or ((0, width),))[-1][1]:
+        views += f", with an encoder that looks at {looked_at}×{looked_at}"
     reporter.note(
-        f"{len(source):,} images of {height}×{width}×{channels} from {source.name}{views}; "
+        f"{len(source):,} images from {source.name}, kept at {height}×{width}×{channels}{views}; "
         f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "
         f"{count_epochs(epochs)} in batches of {batch} on {where}: "
         f"about {duration(seconds)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from eigenshot.config import LARGEST_SIDE, BackboneConfig, Config
 from eigenshot.configfile import list_recipes
+from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.naming import is_benchmark, is_sizeless
 from eigenshot.data.opening import channel_statistics
 from eigenshot.data.source import Source
@@ -117,13 +118,20 @@ def resolve_batch(config: Config, source: Source, device: str, processes: int = 
         while batch > max(_LEAST_BATCH, len(source)):
             batch //= 2
         unit = processes * config.training.micro_batches
-        batch = max(1, batch // unit) * unit
+        if batch < 2 * unit:
+            raise UserError(
+                f"a batch of {batch} images, which is what fits here, does not split into {unit} "
+                "parts of two or more images; choose fewer training.micro_batches, or a larger "
+                "--batch-size"
+            )
+        batch = batch // unit * unit
     if len(source) < batch:
         way_out = f"use --batch-size {len(source)} or less"
         if len(source) < _LEAST_BATCH:
             way_out = f"at least {_LEAST_BATCH} are needed to learn anything"
         raise UserError(
-            f"'{source.name}' has {len(source)} images, fewer than one batch of {batch}; {way_out}"
+            f"'{source.name}' has {count_images(len(source))}, fewer than one batch of "
+            f"{batch}; {way_out}"
         )
     mean, std = config.data.mean, config.data.std
     if not (mean and std):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 
-import torch
-
 from eigenshot.errors import UserError
+from eigenshot.hardware import is_out_of_memory
 from eigenshot.training.setup import Parts
 
 
@@ -21,13 +19,6 @@ def memory_explained(parts: Parts) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(_advice(parts)) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory ran out; on a CPU and on MPS only its text tells."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return re.search(r"can(no|')t allocate memory|out of memory", str(error), re.I) is not None
 
 
 def _advice(parts: Parts) -> str:

@@ -22,7 +22,7 @@ from eigenshot.data.source import ArraySource, Source
 from eigenshot.data.views.views import TwoViews, create_view
 from eigenshot.encoder import Encoder, Preprocessing
 from eigenshot.errors import UserError
-from eigenshot.hardware import package_version
+from eigenshot.hardware import is_out_of_memory, package_version
 from eigenshot.methods import create_method, learns_from_labels
 from eigenshot.networks import Backbone, Projector, as_backbone, create_backbone
 from eigenshot.networks.backbone import trial_features
@@ -253,6 +253,10 @@ def _check_encoder_size(config: Config, network: Backbone, size: int, *, views: 
     try:
         length = trial_features(network, size).shape[1]
     except Exception as error:
+        if is_out_of_memory(error):
+            raise UserError(
+                f"there is not enough memory to look at images of {size}×{size}; {advice}"
+            ) from error
         raise UserError(
             f"the network cannot look at images of {size}×{size}: {error}; {advice}"
         ) from error
