@@ -117,14 +117,16 @@ def resolve_batch(config: Config, source: Source, device: str, processes: int = 
         batch = _BATCH_SIZE[device]
         while batch > max(_LEAST_BATCH, len(source)):
             batch //= 2
-        unit = processes * config.training.micro_batches
-        if batch < 2 * unit:
+        parts = config.training.micro_batches
+        unit = processes * parts
+        fitting = max(1, batch // unit) * unit
+        if fitting < 2 * parts:
             raise UserError(
-                f"a batch of {batch} images, which is what fits here, does not split into {unit} "
-                "parts of two or more images; choose fewer training.micro_batches, or a larger "
+                f"a batch of {batch} images, which is what suits here, does not split into {parts} "
+                "parts of two or more; choose fewer training.micro_batches, or a larger "
                 "--batch-size"
             )
-        batch = batch // unit * unit
+        batch = fitting
     if len(source) < batch:
         way_out = f"use --batch-size {len(source)} or less"
         if len(source) < _LEAST_BATCH:

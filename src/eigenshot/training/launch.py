@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from eigenshot.errors import UserError
 from eigenshot.machine import PROCESSES_VARIABLE
+from eigenshot.training.prompt import ended_by_ctrl_c
 
 # torch and lightning-fabric are imported where they are used: the command line asks for the number
 # of processes even where there is one, which needs neither.
@@ -150,9 +151,21 @@ def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
     logging.getLogger(Fabric.__module__.rpartition(".")[0]).setLevel(logging.WARNING)
     strategy = DDPStrategy(broadcast_buffers=False, cluster_environment=cluster)
     fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
-    fabric.launch()
-    fabric.barrier()
+    children = _started_by(fabric)
+    try:
+        with ended_by_ctrl_c(children) if starter == "none" else contextlib.nullcontext():
+            fabric.launch()
+            fabric.barrier()
+    except BaseException:
+        _end(children)
+        raise
     return fabric
+
+
+def _started_by(fabric: Any) -> list[subprocess.Popen[bytes]]:
+    """The list in which Fabric keeps the processes that this one starts."""
+    launcher = getattr(fabric.strategy, "launcher", None)
+    return getattr(launcher, "procs", [])
 
 
 def _check_possible(device: str, devices: int) -> None:
@@ -219,7 +232,7 @@ def parting(fabric: Any, *agreed: type[Exception]) -> Iterator[None]:
     the processes that this one has started are ended. Within the block the processes of a machine
     take shares of its memory and cores.
     """
-    started = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
+    started = _started_by(fabric)
     try:
         with _sharing_the_machine(fabric):
             yield

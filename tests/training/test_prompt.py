@@ -1,0 +1,77 @@
+"""Ctrl-C where Python waits for other processes in C++."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from eigenshot.training.prompt import ended_by_ctrl_c
+
+WAITING = """
+import subprocess, sys
+from datetime import timedelta
+import torch.distributed as dist
+from eigenshot.training.prompt import ended_by_ctrl_c
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+with ended_by_ctrl_c([child]):
+    print(child.pid, flush=True)
+    dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(minutes=5))
+"""
+
+
+def _is_there(process: int) -> bool:
+    """Whether a process runs; one that has ended and was not yet asked for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc to look into")
+def test_a_wait_outside_python_ends_with_the_children() -> None:
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
+        assert it.stdout is not None
+        child = int(it.stdout.readline())
+        it.send_signal(signal.SIGINT)
+        _, said = it.communicate(timeout=60)
+    assert it.returncode == 130
+    assert said == "interrupted while the processes met; nothing was begun\n"
+    assert not _is_there(child)
+
+
+def _interrupt_oneself() -> None:
+    with ended_by_ctrl_c([]):
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(10)
+
+
+def test_where_python_is_at_work_ctrl_c_is_its_own() -> None:
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    with pytest.raises(KeyboardInterrupt):
+        _interrupt_oneself()
+    after = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(after)
+    assert after == before
+    assert "ctrl-c" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_in_another_thread_it_does_nothing() -> None:
+    entered = []
+
+    def work() -> None:
+        with ended_by_ctrl_c([]):
+            entered.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert entered == [True]
