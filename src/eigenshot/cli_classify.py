@@ -18,7 +18,7 @@ from eigenshot.cli_common import (
     say,
     telling_of_an_interruption,
 )
-from eigenshot.errors import UserError
+from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import make_room_for
 
 _TABLES = (".csv", ".tsv", ".txt")  # what --out may be written over, by the name
@@ -43,7 +43,12 @@ def classify(
         Path | None,
         typer.Option(help="Folder with a sub-folder of examples for each class."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a row an image to this CSV file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a row an image to this CSV file; an older .csv, .tsv or .txt is replaced."
+        ),
+    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(help="Keep the fitted classifier, with its encoder, in this file."),
@@ -164,7 +169,7 @@ def _check_is_classifier(file: Path) -> None:
 
     try:
         read_tensors(file, kind=FORMAT)
-    except UserError as error:
+    except CorruptFileError as error:
         raise UserError(
             f"'{file}' is there already and no kept classifier: remove it first, or write to "
             "another"

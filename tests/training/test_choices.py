@@ -84,6 +84,14 @@ def test_sizes_that_were_asked_for_are_to_be_asked_for_again(
     )
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_what_was_left_out_is_told(device: str) -> None:
+    begun = settled("photos/", device, training__encoder_size=70, engine__precision="float32")
+    config = adopt_choices(load_config("folder", {"engine.precision": "float32"}), begun, "photos/")
+    (line,) = [line for line in differences(begun, config) if "training." in line]
+    assert line.startswith("training.encoder_size")
+
+
 def test_the_largest_views_are_kept_in_the_largest_size() -> None:
     assert sizes(settled("photos/", training__resolution=[[0, 9000]]))[::2] == (16_384, 12_600)
     assert sizes(settled("photos/", training__resolution=[[0, 16_384]]))[::2] == (16_384, 16_384)
@@ -155,5 +163,24 @@ def test_a_network_made_for_a_size_is_made_for_it_again(
     asked = {"training.epochs": 2, "projector.width": 8, "backbone.name": name, **changes}
     run = pretrain(photos, load_config("folder", asked), tmp_path / "run", device="cpu")
     again = load_encoder(tmp_path / "run", backbone=name)
+    own = load_config("folder", {**asked, "backbone.options.image_size": 64})
+    with pytest.raises(UserError, match="image_size cannot be set: it is the side of the smallest"):
+        pretrain(photos, own, tmp_path / "other", device="cpu")
     assert again.preprocessing.image_size > again.backbone.state_dict()["stages.0.places"].shape[-1]
+    np.testing.assert_array_equal(again.transform(photos), run.encoder.transform(photos))
+
+
+def small_network(image_size: int = 32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def test_a_module_that_was_passed_in_is_brought_along_as_a_factory(
+    photos: Path, tmp_path: Path
+) -> None:
+    """The options of the network that the recipe would have chosen are not the factory's."""
+    config = load_config("folder", {"training.epochs": 1, "projector.width": 8})
+    network = small_network()
+    run = pretrain(photos, config, tmp_path / "run", device="cpu", backbone=network)
+    again = load_encoder(tmp_path / "run", backbone=f"{__name__}:small_network")
     np.testing.assert_array_equal(again.transform(photos), run.encoder.transform(photos))

@@ -14,15 +14,25 @@ import pytest
 from eigenshot.training.prompt import ended_by_ctrl_c
 
 WAITING = """
-import subprocess, sys
+import subprocess, sys, threading, time
 from datetime import timedelta
 import torch.distributed as dist
 from eigenshot.training.prompt import ended_by_ctrl_c
 
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-with ended_by_ctrl_c([child]):
-    print(child.pid, flush=True)
+def wait():
     dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(minutes=5))
+
+def tell():  # once the main thread has left Python
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code is not wait.__code__:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    print(child.pid, flush=True)
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+threading.Thread(target=tell, daemon=True).start()
+with ended_by_ctrl_c([child], speaks=SPEAKS):
+    wait()
 """
 
 
@@ -35,15 +45,17 @@ def _is_there(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc to look into")
-def test_a_wait_outside_python_ends_with_the_children() -> None:
-    command = [sys.executable, "-c", WAITING]
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_wait_outside_python_ends_with_the_children(speaks: bool) -> None:
+    command = [sys.executable, "-c", WAITING.replace("SPEAKS", str(speaks))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
         assert it.stdout is not None
         child = int(it.stdout.readline())
         it.send_signal(signal.SIGINT)
         _, said = it.communicate(timeout=60)
     assert it.returncode == 130
-    assert said == "interrupted while the processes met; nothing was begun\n"
+    sentence = "interrupted while the processes met; nothing was begun\n"
+    assert said == (sentence if speaks else "")
     assert not _is_there(child)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import eq
 from typing import Any
 
 from eigenshot.config import LARGEST_SIDE, BackboneConfig, Config
@@ -35,9 +36,11 @@ def recipe_for(data: Any) -> str:
 def adopt_choices(config: Config, stored: Config, images: Any) -> Config:
     """Let every ``"auto"`` mean what it meant when the run was started, on whatever device."""
     if config.data.image_size == "auto" and is_sizeless(images):
-        # Sizes that no device stands for had been asked for, and are to be asked for again.
-        meanings = (_sized(config, device) for device in _FOLDER_SIZE)
-        config = next((then for then in meanings if _sizes(then) == _sizes(stored)), config)
+        # A size of views or of what the encoder looks at that no device stands for had been asked
+        # for, and is to be asked for again. What else is alike shows which device it was.
+        meanings = [_sized(config, device) for device in _FOLDER_SIZE]
+        alike = [sum(map(eq, _sizes(then), _sizes(stored))) for then in meanings]
+        config = meanings[alike.index(max(alike))] if max(alike) >= 2 else config
     data, backbone, training = config.data, config.backbone, config.training
     if data.image_size == "auto":
         data = dataclasses.replace(data, image_size=stored.data.image_size)
@@ -123,8 +126,7 @@ def resolve_batch(config: Config, source: Source, device: str, processes: int = 
         if fitting < 2 * parts:
             raise UserError(
                 f"a batch of {batch} images, which is what suits here, does not split into {parts} "
-                "parts of two or more; choose fewer training.micro_batches, or a larger "
-                "--batch-size"
+                f"parts of two or more; choose at most {batch // 2} training.micro_batches"
             )
         batch = fitting
     if len(source) < batch:

@@ -153,7 +153,10 @@ def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
     fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
     children = _started_by(fabric)
     try:
-        with ended_by_ctrl_c(children) if starter == "none" else contextlib.nullcontext():
+        with contextlib.ExitStack() as held:
+            if starter == "none":  # elsewhere who has started them ends them
+                speaks = not own_name(os.environ)
+                held.enter_context(ended_by_ctrl_c(children, speaks=speaks))
             fabric.launch()
             fabric.barrier()
     except BaseException:

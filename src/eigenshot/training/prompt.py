@@ -15,11 +15,13 @@ _PATIENCE = 0.5  # seconds in which Python, if it is at work, raises a KeyboardI
 
 
 @contextlib.contextmanager
-def ended_by_ctrl_c(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def ended_by_ctrl_c(
+    children: list[subprocess.Popen[bytes]], *, speaks: bool = True
+) -> Iterator[None]:
     """Within the block Ctrl-C ends this process and its ``children`` wherever it waits.
 
-    Nothing that could be lost may have been begun. Outside the main thread nothing is done, for
-    there signals do not arrive.
+    One of several processes ``speaks``. Nothing that could be lost may have been begun. Outside the
+    main thread nothing is done, for there signals do not arrive.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,8 +35,9 @@ def ended_by_ctrl_c(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
             if number[0] == signal.SIGINT and not left.wait(_PATIENCE):
                 for child in children:
                     child.kill()
-                print("interrupted while the processes met; nothing was begun", file=sys.stderr)
-                sys.stderr.flush()
+                if speaks:
+                    said = "interrupted while the processes met; nothing was begun"
+                    print(said, file=sys.stderr, flush=True)
                 os._exit(130)
 
     watcher = threading.Thread(target=watch, name="ctrl-c", daemon=True)

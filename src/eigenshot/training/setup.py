@@ -75,10 +75,17 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
     for own in (config.augment.view_a, config.augment.view_b):
         options = {**config.augment.options, **own}
         create_view(config.augment.kind, options, size=1, mean=[0.5], std=[0.5])
-    if own_backbone or ":" in config.backbone.name:
-        return  # a user's own is tried on the images themselves
+    if own_backbone:
+        return  # it is tried on the images themselves
     if "in_channels" in config.backbone.options:
         raise UserError("backbone.options.in_channels cannot be set: use data.channels")
+    if ":" in config.backbone.name:
+        if "image_size" in config.backbone.options:
+            raise UserError(
+                "backbone.options.image_size cannot be set: it is the side of the smallest views "
+                "(training.resolution, or data.image_size)"
+            )
+        return  # likewise
     with torch.device("meta"):
         network = create_backbone(config.backbone.name, **config.backbone.options)
         projector = _projector(config, network.out_features)
@@ -180,16 +187,18 @@ def build(
     encoder = Encoder(
         network if average is None else average.backbone,
         Preprocessing(encoder_size, channels, tuple(config.data.mean), tuple(config.data.std)),
-        _architecture(config, min(sizes), is_module=backbone is not None),
+        _architecture(config, min(sizes))
+        if backbone is None
+        else {"name": "custom", "options": {}},
         _provenance(config, source),
     )
     return Parts(config, source, method, views, encoder, fabric, labels=labels, average=average)
 
 
-def _architecture(config: Config, size: int, *, is_module: bool) -> dict[str, Any]:
-    """What makes the network again; a user's own may depend on the size that it was made for."""
-    name = "custom" if is_module else config.backbone.name
-    made_for = {"image_size": size} if is_module or ":" in name else {}
+def _architecture(config: Config, size: int) -> dict[str, Any]:
+    """What makes the network again; a user's own factory may heed the size that it is made for."""
+    name = config.backbone.name
+    made_for = {"image_size": size} if ":" in name else {}
     return {"name": name, "options": dict(config.backbone.options), **made_for}
 
 
