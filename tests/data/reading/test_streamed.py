@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -351,15 +351,6 @@ def test_processes_end_with_the_source(workers) -> None:
     assert eventually(lambda: workers() == [])
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """What a shell starts in the background ignores interrupts, unless it is told otherwise."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_waiting_ends_at_once_and_leaves_no_process(workers) -> None:
     with stream(ListTable(PICTURES, delay=0.5), 64) as source:
         began = time.monotonic()
