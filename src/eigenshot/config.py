@@ -68,12 +68,16 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD with a cosine schedule to zero."""
+    """SGD with a rate that falls to zero at the end of the run."""
 
     lr: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 5e-4
     warmup_epochs: float = 0.0  # at most half the run
+    # How the rate falls: along half a cosine from the warm-up on, or, after it has been constant,
+    # in a line over the last share of the run. Only the second kind can be made longer later.
+    schedule: Literal["cosine", "trapezoid"] = "cosine"
+    cooldown: float = 0.25  # that share, of a trapezoid
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,11 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{name} must be at least {bound}{finite}, found {value}")
         if name in _BELOW_ONE and value >= 1:
             raise UserError(f"{name} must be below 1, found {value}")
+    if not 0 <= config.optimizer.cooldown <= 1:
+        raise UserError(
+            "optimizer.cooldown is the share of the run in which the rate falls, from 0 to 1; "
+            f"found {config.optimizer.cooldown}"
+        )
     check_strength(config.evaluation.C, "evaluation.C")
     check_positive(**{"evaluation.linear_lr": config.evaluation.linear_lr})
     largest_view = max((side for _, side in config.training.resolution), default=0)

@@ -10,34 +10,68 @@ import numpy as np
 import pytest
 import torch
 
-from eigenshot.errors import TrainingDiverged
+from eigenshot.config import Config, OptimizerConfig
+from eigenshot.errors import TrainingDiverged, UserError
 from eigenshot.randomness import derive_seed, numpy_generator, torch_generator
 from eigenshot.reporter import duration
 from eigenshot.training.diagnostics import diagnose, effective_rank, relative_step, uniformity
 from eigenshot.training.interrupt import Interruption
 from eigenshot.training.meter import Meter
 from eigenshot.training.probe import interclass_transition
-from eigenshot.training.schedule import learning_rate
+from eigenshot.training.schedule import Schedule, schedule_of
 
 
 class TestSchedule:
     def test_equals_torch_s_cosine(self) -> None:
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.05)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+        rate_at = Schedule(0.05, total_steps=40)
         for step in range(40):
-            assert learning_rate(step, base=0.05, total_steps=40) == pytest.approx(
-                schedule.get_last_lr()[0]
-            )
+            assert rate_at(step) == pytest.approx(schedule.get_last_lr()[0])
             optimizer.step()
             schedule.step()
 
-    def test_warm_up_rises_in_equal_steps_to_the_base(self) -> None:
-        rates = [learning_rate(s, base=1.0, total_steps=100, warmup_steps=4) for s in range(5)]
-        np.testing.assert_allclose(rates, [0.2, 0.4, 0.6, 0.8, 1.0])
+    def test_a_trapezoid_is_constant_and_falls_as_torch_s_linear_schedule(self) -> None:
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.05)
+        falling = torch.optim.lr_scheduler.LinearLR(
+            optimizer, start_factor=1.0, end_factor=1e-12, total_iters=10
+        )
+        rate_at = Schedule(0.05, total_steps=40, cooldown_steps=10)
+        assert {rate_at(step) for step in range(31)} == {0.05}
+        for step in range(30, 40):
+            assert rate_at(step) == pytest.approx(falling.get_last_lr()[0])
+            optimizer.step()
+            falling.step()
 
-    def test_it_ends_at_zero(self) -> None:
-        assert learning_rate(100, base=1.0, total_steps=100) == pytest.approx(0.0)
-        assert 0 < learning_rate(99, base=1.0, total_steps=100) < 1e-3
+    @pytest.mark.parametrize("cooldown", [None, 20])
+    def test_warm_up_rises_in_equal_steps_to_the_base(self, cooldown: int | None) -> None:
+        rate_at = Schedule(1.0, total_steps=100, warmup_steps=4, cooldown_steps=cooldown)
+        np.testing.assert_allclose([rate_at(s) for s in range(5)], [0.2, 0.4, 0.6, 0.8, 1.0])
+
+    @pytest.mark.parametrize("cooldown", [None, 25])
+    def test_it_ends_at_zero(self, cooldown: int | None) -> None:
+        rate_at = Schedule(1.0, total_steps=100, cooldown_steps=cooldown)
+        assert rate_at(100) == pytest.approx(0.0)
+        assert 0 < rate_at(99) < 1 / 24
+
+    def test_warm_up_and_fall_that_do_not_fit_leave_no_plateau(self) -> None:
+        settings = OptimizerConfig(lr=1.0, warmup_epochs=9, schedule="trapezoid", cooldown=0.9)
+        rate_at = schedule_of(settings, steps_an_epoch=10, total_steps=100)
+        assert rate_at.plateau_end == rate_at.warmup_steps == 50
+        rates = [rate_at(step) for step in range(101)]
+        assert rates[:51] == sorted(rates[:51])
+        assert rates[50:] == sorted(rates[50:], reverse=True)
+        assert (rates[50], rates[100]) == (1, 0)
+
+    def test_without_a_fall_it_stays_where_it_is(self) -> None:
+        settings = OptimizerConfig(lr=1.0, schedule="trapezoid", cooldown=0.0)
+        rate_at = schedule_of(settings, steps_an_epoch=10, total_steps=100)
+        assert {rate_at(step) for step in range(100)} == {1.0}
+
+    @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+    def test_a_share_that_is_none_is_refused(self, share: float) -> None:
+        with pytest.raises(UserError, match=r"optimizer\.cooldown is the share of the run"):
+            Config(optimizer=OptimizerConfig(cooldown=share))
 
 
 class TestMeter:

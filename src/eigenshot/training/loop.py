@@ -24,7 +24,7 @@ from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.schedule import learning_rate
+from eigenshot.training.schedule import schedule_of
 from eigenshot.training.setup import Parts
 
 _DIAGNOSTIC_IMAGES = 512
@@ -65,7 +65,7 @@ def train(
     config, method, source = parts.config, parts.method, parts.source
     seed, batch = config.training.seed, int(config.training.batch_size)
     steps_an_epoch, total_steps = parts.steps_an_epoch, parts.total_steps
-    warmup_steps = round(config.optimizer.warmup_epochs * steps_an_epoch)
+    rate_at = schedule_of(config.optimizer, steps_an_epoch=steps_an_epoch, total_steps=total_steps)
     optimizer = create_optimizer(method, config.optimizer, parts.fabric.device)
     meter, progress = Meter(), Progress()
     if going_on:
@@ -106,12 +106,7 @@ def train(
             )
             method.train()
             for position, rows in enumerate(batches, first):
-                rate = learning_rate(
-                    progress.step,
-                    base=config.optimizer.lr,
-                    total_steps=total_steps,
-                    warmup_steps=min(warmup_steps, total_steps // 2),
-                )
+                rate = rate_at(progress.step)
                 step(progress.step, rows, rate)
                 progress.step += 1
                 if parts.average is not None:
