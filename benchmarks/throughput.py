@@ -48,7 +48,8 @@ from eigenshot.reporter import ConsoleReporter
 from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts, build
+from eigenshot.training.parts import Parts
+from eigenshot.training.setup import build
 from extraction_and_bar import BAR_SETTINGS, bar_cost, extraction_rates
 
 

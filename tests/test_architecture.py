@@ -19,14 +19,15 @@ LEAVES = {
     "reporter",
     "collective",
 }
-CONFIG = {"config", "configfile"}
+CONFIG = {"config", "configcheck", "configfile"}
 ALLOWED: dict[str, set[str]] = {
     "spectral": {"errors", "eigensolver"},
     "eigensolver": {"errors"},
     "networks": {"errors", "options", "collective"},
     "methods": {"errors", "options", "collective", "hardware", "networks"},
     "data": LEAVES,
-    "config": {"errors"},
+    "config": {"errors", "configcheck"},
+    "configcheck": {"errors", "config"},  # that it is given one, no more
     "configfile": {"errors", "options", "config"},
     "encoder": LEAVES | {"networks", "data"},
     "evaluation": LEAVES | {"data", "encoder"},

@@ -24,7 +24,7 @@ from eigenshot.training.captured import CapturedStep
 from eigenshot.training.checkpoint import Progress, load_checkpoint, take_checkpoint
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, says_capturable
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts
+from eigenshot.training.parts import Parts
 from eigenshot.training.step import EagerStep
 from tests.test_collective import Results, on_two_ranks
 from tests.training.test_captured import parts_of, train

@@ -16,8 +16,9 @@ from eigenshot.collective import rank
 from eigenshot.reporter import Reporter
 from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.loop import Interrupted, train
+from eigenshot.training.parts import Parts
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import Parts, build
+from eigenshot.training.setup import build
 from tests.test_collective import Results, on_two_ranks
 from tests.training.test_loop import broadcast, images, settings
 

@@ -21,8 +21,9 @@ from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.meter import Meter
+from eigenshot.training.parts import Parts
 from eigenshot.training.pretrain import pretrain
-from eigenshot.training.setup import Parts, build
+from eigenshot.training.setup import build
 from eigenshot.training.step import EagerStep
 from tests.training.test_pretrain import Recorder
 

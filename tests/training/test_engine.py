@@ -25,7 +25,7 @@ from eigenshot.training.engine import (
     says_capturable,
 )
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts
+from eigenshot.training.parts import Parts
 from eigenshot.training.step import EagerStep, first_line, is_of_the_compiler, standing_in
 from tests.training.test_captured import parts_of
 from tests.training.test_pretrain import Recorder

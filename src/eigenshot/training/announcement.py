@@ -7,7 +7,7 @@ from itertools import groupby
 from eigenshot.data.reading.order import window_in_use
 from eigenshot.reporter import Reporter, count_epochs, duration
 from eigenshot.training.engine import seconds_a_step
-from eigenshot.training.setup import Parts
+from eigenshot.training.parts import Parts
 
 
 def announce(parts: Parts, reporter: Reporter) -> None:

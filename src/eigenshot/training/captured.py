@@ -18,7 +18,7 @@ from torch import Tensor
 from eigenshot.data.source import ArraySource
 from eigenshot.reporter import Reporter
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts
+from eigenshot.training.parts import Parts
 from eigenshot.training.step import EagerStep, first_line, is_of_the_compiler
 
 _MOST_GRAPHS = 16

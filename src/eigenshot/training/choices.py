@@ -6,7 +6,8 @@ import dataclasses
 from operator import eq
 from typing import Any
 
-from eigenshot.config import LARGEST_SIDE, BackboneConfig, Config
+from eigenshot.config import BackboneConfig, Config
+from eigenshot.configcheck import LARGEST_SIDE
 from eigenshot.configfile import list_recipes
 from eigenshot.data.benchmarks.findings import count_images
 from eigenshot.data.naming import is_benchmark, is_sizeless

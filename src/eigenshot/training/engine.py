@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from eigenshot.networks.apart import can_keep_halves_apart
 from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts, Programs
+from eigenshot.training.parts import Parts, Programs
+from eigenshot.training.schedule import first_step
 from eigenshot.training.step import EagerStep
 
 # Measured on an H200: compiled, with both views in one pass, a step takes 26 to 31 % less time, and
@@ -201,7 +201,7 @@ def _seconds_at(step: EagerStep, number: int, parts: Parts) -> float:
 def _stretches(parts: Parts, *, first: int = 0) -> list[tuple[int, int, int]]:
     """From which step to before which views have which side, from step ``first`` to the end."""
     total = parts.total_steps
-    changes = {math.ceil(share * total) for share, _ in parts.config.training.resolution}
+    changes = {first_step(share, total) for share, _ in parts.config.training.resolution}
     begins = sorted(step for step in {max(0, first), *changes} if first <= step < total)
     stretches = itertools.pairwise([*begins, total])
     return [(begin, end, parts.view_size(begin)) for begin, end in stretches]

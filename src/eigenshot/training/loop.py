@@ -22,10 +22,9 @@ from eigenshot.training.interrupt import Interruption
 from eigenshot.training.launch import all_or_none, require_agreement
 from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
+from eigenshot.training.parts import Parts
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.schedule import schedule_of
-from eigenshot.training.setup import Parts
 
 _DIAGNOSTIC_IMAGES = 512
 _FINITE_CHECK_STEPS = 100
@@ -65,7 +64,7 @@ def train(
     config, method, source = parts.config, parts.method, parts.source
     seed, batch = config.training.seed, int(config.training.batch_size)
     steps_an_epoch, total_steps = parts.steps_an_epoch, parts.total_steps
-    rate_at = schedule_of(config.optimizer, steps_an_epoch=steps_an_epoch, total_steps=total_steps)
+    rate_at = parts.schedule
     optimizer = create_optimizer(method, config.optimizer, parts.fabric.device)
     meter, progress = Meter(), Progress()
     if going_on:

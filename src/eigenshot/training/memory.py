@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from eigenshot.errors import UserError
 from eigenshot.hardware import is_out_of_memory
-from eigenshot.training.setup import Parts
+from eigenshot.training.parts import Parts
 
 
 @contextlib.contextmanager

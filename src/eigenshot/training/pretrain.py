@@ -38,10 +38,11 @@ from eigenshot.training.launch import (
 )
 from eigenshot.training.loop import Interrupted, train
 from eigenshot.training.memory import memory_explained
+from eigenshot.training.parts import Parts
 from eigenshot.training.plan import Plan, make_plan
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.setup import Parts, build, load_source
+from eigenshot.training.setup import build, load_source
 from eigenshot.training.statistics import settle_statistics
 
 

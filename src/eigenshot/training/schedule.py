@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step."""
+"""What a run does when: the learning rate as a function of the step, and the step of a share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class Schedule:
     Linear from 0 over ``warmup_steps``, then half a cosine from ``base`` down to 0; or, where
     ``cooldown_steps`` says how many steps that takes, constant until there and in a line down to 0.
     The last step still has a positive rate; the step after it would have 0.
+
+    Until ``plateau_end`` the rate of the second kind does not depend on how long the run is.
     """
 
     base: float
@@ -24,7 +26,7 @@ class Schedule:
 
     @property
     def plateau_end(self) -> int:
-        """The first step whose rate depends on how long the run is."""
+        """The step from which on the rate falls."""
         if self.cooldown_steps is None:
             return self.warmup_steps
         return max(self.warmup_steps, self.total_steps - self.cooldown_steps)
@@ -39,8 +41,16 @@ class Schedule:
         return self.base * min(1.0, 1 - falling)
 
 
+def first_step(share: float, total_steps: int) -> int:
+    """The first step at which ``share`` of a run of ``total_steps`` steps is done."""
+    # A share is seldom exact in binary: 0.3 of 50 is not to be more than 15.
+    return math.ceil(share * total_steps - 1e-6)
+
+
 def schedule_of(settings: OptimizerConfig, *, steps_an_epoch: int, total_steps: int) -> Schedule:
     """The rates of a run with these settings; a warm-up takes at most half of it."""
     warmup = round(settings.warmup_epochs * steps_an_epoch)
-    cooldown = round(settings.cooldown * total_steps) if settings.schedule == "trapezoid" else None
+    cooldown = None
+    if settings.schedule == "trapezoid":
+        cooldown = total_steps - first_step(1 - settings.cooldown, total_steps)
     return Schedule(settings.lr, total_steps, min(warmup, total_steps // 2), cooldown)

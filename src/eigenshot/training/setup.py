@@ -1,11 +1,10 @@
-"""From settings to the parts of a run: device, images, views, network."""
+"""From settings to the parts of a run: images, views, network, method."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,41 +32,7 @@ from eigenshot.training.accumulation import check_method
 from eigenshot.training.average import WeightAverage
 from eigenshot.training.initial import initialise_from
 from eigenshot.training.launch import launch
-
-# Compiled functions: the owner, the name of its own function, what stands in for it.
-Programs: TypeAlias = list[tuple[Any, str, Any]]
-
-
-@dataclass
-class Parts:
-    """Everything a run is made of, ready to train."""
-
-    config: Config
-    source: Source
-    method: nn.Module
-    views: TwoViews
-    encoder: Encoder
-    fabric: Any
-    labels: torch.Tensor | None = None  # (images,) class numbers, where the method learns from them
-    average: WeightAverage | None = None
-    seconds_a_step: float | None = None  # once it has been measured
-    programs: Programs = field(default_factory=list)
-
-    @property
-    def steps_an_epoch(self) -> int:
-        """Optimiser steps of one pass over the images; a last, incomplete batch is left out."""
-        return len(self.source) // int(self.config.training.batch_size)
-
-    @property
-    def total_steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        return self.config.training.epochs * self.steps_an_epoch
-
-    def view_size(self, step: int) -> int:
-        """The side of the views at ``step``."""
-        stages = self.config.training.resolution
-        reached = [side for share, side in stages if share * self.total_steps <= step]
-        return reached[-1] if reached else self.source.shape[1]
+from eigenshot.training.parts import Parts
 
 
 def check_parts(config: Config, *, own_backbone: bool) -> None:

@@ -13,7 +13,7 @@ from eigenshot.encoder import Encoder
 from eigenshot.hardware import Precision
 from eigenshot.networks.normalisation import measuring
 from eigenshot.randomness import numpy_generator
-from eigenshot.training.setup import Parts
+from eigenshot.training.parts import Parts
 
 _IMAGES = 2048
 _BATCH = 256

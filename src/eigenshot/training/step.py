@@ -25,7 +25,7 @@ from eigenshot.training.accumulation import (
     check_draw,
 )
 from eigenshot.training.meter import Meter
-from eigenshot.training.setup import Parts, Programs
+from eigenshot.training.parts import Parts, Programs
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 _COMPILED = "torch._inductor.runtime.compile_tasks"  # the modules of compiled programs
