@@ -130,6 +130,13 @@ def pretrain(
     init: Annotated[
         Path | None, typer.Option(help="Start from this encoder file or state dict.")
     ] = None,
+    lengthen: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from a run of fewer --epochs, whose optimizer.schedule is trapezoid, as if "
+            "it had been asked for as many; its folder stays as it is."
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override any field of the recipe."),
@@ -154,9 +161,9 @@ def pretrain(
     ] = None,
 ) -> None:
     """Learn an encoder from unlabelled images."""
-    from eigenshot.configfile import load_config, parse_override
+    from eigenshot.configfile import parse_override
     from eigenshot.reporter import ConsoleReporter, duration
-    from eigenshot.training.choices import recipe_for
+    from eigenshot.training.lengthen import settings_for
     from eigenshot.training.pretrain import pretrain as run_pretraining
 
     find_own_code(method, backbone)
@@ -179,13 +186,14 @@ def pretrain(
                 "them out"
             )
     overrides.update(asked)
-    config = load_config(recipe or recipe_for(data), overrides)
+    config = settings_for(data, overrides, recipe=recipe, lengthen=lengthen)
     run = run_pretraining(
         data,
         config,
         out,
         resume=resume,
         initial=init,
+        lengthen=lengthen,
         device=device,
         devices=devices,
         nodes=nodes,

@@ -116,6 +116,9 @@ class CheckpointConfig:
 
     every_steps: int = 0
     every_minutes: float = 1.0
+    # How the state from before a trapezoid's fall is kept, for longer runs to go on from. Small:
+    # weights in half precision and no momentum, a quarter as large.
+    plateau: Literal["whole", "small", "off"] = "whole"
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from eigenshot.configfile import load_config
 from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device
 from eigenshot.methods import learns_from_labels
 from eigenshot.reporter import ConsoleReporter, Reporter
-from eigenshot.training.choices import recipe_for
+from eigenshot.training.lengthen import settings_for
 from eigenshot.training.pretrain import pretrain
 
 
@@ -35,6 +34,8 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
         recipe's ``training.resolution`` says nothing else of views; None leaves it to the recipe.
     settings : further overrides, e.g. ``{"optimizer.lr": 0.1, "method.options.alpha": 0.2}``.
     initial : an encoder file or state dict to start from.
+    lengthen : folder of a run of fewer epochs, whose ``optimizer.schedule`` is ``"trapezoid"``, to
+        go on from with its settings, as if it had been asked for as many.
     out : folder to keep the run in; a temporary one by default.
     resume : go on from the last checkpoint in `out`.
     seed : of weights, order, augmentation and mixing.
@@ -66,6 +67,7 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
         image_size: int | None = None,
         settings: Mapping[str, Any] | None = None,
         initial: str | Path | None = None,
+        lengthen: str | Path | None = None,
         out: str | Path | None = None,
         resume: bool = False,
         seed: int = 0,
@@ -79,6 +81,7 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
         self.image_size = image_size
         self.settings = settings
         self.initial = initial
+        self.lengthen = lengthen
         self.out = out
         self.resume = resume
         self.seed = seed
@@ -101,8 +104,8 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
         ):
             if value is not None:
                 overrides[key] = value
-        recipe = self.recipe or recipe_for(X)
-        config = load_config(recipe, {**overrides, **(self.settings or {})})
+        overrides.update(self.settings or {})
+        config = settings_for(X, overrides, recipe=self.recipe, lengthen=self.lengthen)
         if y is not None and learns_from_labels(config.method.name):
             if not isinstance(X, np.ndarray | Tensor):
                 raise UserError("labels are taken beside an array of images; a folder has its own")
@@ -117,6 +120,7 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
                 self.out if self.out is not None else Path(temporary) / "run",
                 resume=self.resume,
                 initial=self.initial,
+                lengthen=self.lengthen,
                 backbone=own,
                 device=self.device,
                 reporter=reporter,

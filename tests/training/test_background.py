@@ -145,7 +145,7 @@ class TestAFullDisk:
         def refuse(source: Path, target: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("eigenshot.training.checkpoint.link_or_copy", refuse)
+        monkeypatch.setattr("eigenshot.training.keeper.link_or_copy", refuse)
         with pytest.raises(UserError, match=r"best\.safetensors': No space .* itself is written"):
             pretrain("glyphs", tiny(), tmp_path / "run", device="cpu")
         assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()

@@ -240,6 +240,23 @@ def test_ctrl_c_stops_both_processes(tmp_path: Path) -> None:
     assert "Traceback" not in messages
 
 
+def test_two_processes_lengthen_a_run_as_one_does(tmp_path: Path) -> None:
+    flat = ("--set", "optimizer.schedule=trapezoid", "--set", "optimizer.warmup_epochs=0")
+    two = ("--devices", "2", "--device", "cpu")
+    short, longer, anew = (tmp_path / name for name in ("short", "longer", "anew"))
+    from_it = ["--out", str(longer), "--lengthen", str(short), "--epochs", "2"]
+    for command in (
+        [*arguments(short, *flat, *two), "--epochs", "1"],
+        ["eigenshot", "pretrain", "glyphs", *from_it, *two],
+        [*arguments(anew, *flat, *two), "--epochs", "2"],
+    ):
+        code, _, messages = ended(start(*command))
+        assert code == 0, messages
+    assert metrics(longer) == metrics(anew)
+    file = "encoder.safetensors"
+    assert (longer / file).read_bytes() == (anew / file).read_bytes()
+
+
 def test_a_wrong_argument_is_said_once_and_nobody_waits(tmp_path: Path) -> None:
     command = arguments(tmp_path / "run", "--set", "training.batch_size=63")
     code, _, messages = ended(start(*TORCHRUN, "-m", *command))

@@ -230,7 +230,7 @@ class TestResume:
     ) -> None:
         run = tmp_path / "run"
         with monkeypatch.context() as patch:
-            patch.setattr("eigenshot.training.checkpoint.link_or_copy", _die)
+            patch.setattr("eigenshot.training.keeper.link_or_copy", _die)
             with pytest.raises(KeyboardInterrupt):
                 pretrain("glyphs", tiny(probe__kind="knn"), run, device="cpu")
         assert not (run / "checkpoints" / "best.safetensors").exists()

@@ -124,6 +124,14 @@ class Method(nn.Module):
         ``progress`` is the share of the run's steps that are done, above 0 and at the end 1.
         """
 
+    @property
+    def goes_by_length(self) -> bool:
+        """Whether `after_step` does something else in a longer run after as many steps.
+
+        So it is assumed of a subclass that has an `after_step` of its own and says nothing here.
+        """
+        return type(self).after_step is not Method.after_step
+
     def constant_rate(self) -> list[nn.Parameter]:
         """Parameters whose learning rate stays as it starts, where a method wants that."""
         return []

@@ -60,6 +60,11 @@ class MomentumMethod(MixingMethod):
             self.target_backbone, self.target_projector, view_a, view_b, joint=self.joint
         )
 
+    @property
+    def goes_by_length(self) -> bool:
+        """Whether the momentum has a schedule."""
+        return self.schedule != "constant"
+
     def momentum_at(self, progress: float) -> float:
         """τ when a share ``progress`` of the run's steps is done."""
         if self.schedule == "constant":

@@ -165,6 +165,11 @@ class SwAV(MixingMethod):
                 "perplexity": torch.special.entr(usage).sum().exp(),
             }
 
+    @property
+    def goes_by_length(self) -> bool:
+        """Whether a queue waits for its share of the run."""
+        return self.queue_size > 0
+
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
         """Bring the prototypes back to unit length, and see whether the queue's time has come."""

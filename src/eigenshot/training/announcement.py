@@ -10,11 +10,14 @@ from eigenshot.training.engine import seconds_a_step
 from eigenshot.training.parts import Parts
 
 
-def announce(parts: Parts, reporter: Reporter) -> None:
-    """Tell the images, their views, the network, and about how long all steps will take."""
+def announce(parts: Parts, reporter: Reporter, *, done: float = 0.0) -> None:
+    """Tell the images, their views, the network, and about how long all steps will take.
+
+    ``done`` epochs are those of the run that this one goes on from.
+    """
     config, source = parts.config, parts.source
     batch, epochs = int(config.training.batch_size), config.training.epochs
-    seconds = seconds_a_step(parts) * epochs * (len(source) // batch)
+    seconds = seconds_a_step(parts) * (epochs - done) * (len(source) // batch)
     channels, height, width = source.shape
     count, where = parts.fabric.world_size, parts.fabric.device.type
     where = where if count == 1 else f"{count} processes ({where})"
@@ -26,10 +29,11 @@ def announce(parts: Parts, reporter: Reporter) -> None:
     looked_at = parts.encoder.preprocessing.image_size
     if looked_at != (config.training.resolution or ((0, width),))[-1][1]:
         views += f", with an encoder that looks at {looked_at}×{looked_at}"
+    behind = f", {done:g} of which are done," if done else ""
     reporter.note(
         f"{len(source):,} images from {source.name}, kept at {height}×{width}×{channels}{views}; "
         f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "
-        f"{count_epochs(epochs)} in batches of {batch} on {where}: "
+        f"{count_epochs(epochs)}{behind} in batches of {batch} on {where}: "
         f"about {duration(seconds)}"
     )
     if getattr(source, "reader", None) == "streamed":

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from eigenshot.collective import any_rank, rank
-from eigenshot.config import CheckpointConfig
-from eigenshot.errors import CorruptFileError, TrainingDiverged, UserError
+from eigenshot.errors import CorruptFileError, TrainingDiverged
 from eigenshot.files import remove_leftovers
 from eigenshot.tensorfile import Content, content_of, read_tensors
-from eigenshot.training.background import Background
 from eigenshot.training.meter import Meter
-from eigenshot.training.runfolder import RunFolder
 
 FORMAT = "eigenshot-checkpoint"
 
@@ -83,6 +78,27 @@ def take_checkpoint(
         "optimizer": plain,
     }
     return content_of(tensors, header, kind=FORMAT)
+
+
+def shrunk(content: Content) -> Content:
+    """A checkpoint of about a quarter of the size: no momentum, matrices in half precision.
+
+    A run goes on from it, but not exactly. Its header says ``"shrunk"``.
+    """
+    tensors = {
+        name: _halved(value)
+        for name, value in content.tensors.items()
+        if not name.startswith("optimizer.")
+    }
+    return Content(content.kind, tensors, {**content.header, "optimizer": {}, "shrunk": True})
+
+
+def _halved(value: Tensor) -> Tensor:
+    """A matrix or kernel in half precision, where that can hold it; all else as it is."""
+    if value.dtype != torch.float32 or value.ndim < 2 or not value.numel():
+        return value
+    fits = float(value.abs().max()) <= torch.finfo(torch.float16).max
+    return value.half() if fits else value
 
 
 def load_checkpoint(
@@ -173,103 +189,3 @@ def _unflatten_optimizer(
     for parameter, slots in plain.items():
         state.setdefault(int(parameter), {}).update(slots)
     return state
-
-
-class Keeper:
-    """Writes a run's checkpoints when its settings say so, while the training goes on.
-
-    Leaving the context waits until what was saved is written.
-    """
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        method: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        settings: CheckpointConfig,
-        step: int,
-        average: nn.Module | None = None,
-    ) -> None:
-        self.folder = folder
-        self.average = average
-        self.method = method
-        self.optimizer = optimizer
-        self.settings = settings
-        self._writing = Background()
-        self._saved_step = step
-        self._saved_time = time.monotonic()
-
-    def __enter__(self) -> Keeper:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        try:
-            self.wait()
-        except Exception:
-            if kind is None:  # else what ended the training says more than the file beside it
-                raise
-
-    def wait(self) -> None:
-        """Until what was saved is in its files."""
-        self._writing.wait()
-
-    def check(self) -> None:
-        """Raise why a checkpoint could not be written, as soon as that is known."""
-        self._writing.check()
-
-    def restore_best(self, progress: Progress) -> None:
-        """Finish what a kill between the last and the best checkpoint left undone."""
-        if progress.best_step == progress.step and rank() == 0:
-            link_or_copy(self.folder.last, self.folder.best)
-
-    def due_by_steps(self, step: int) -> bool:
-        """Whether enough steps have passed since the last checkpoint."""
-        steps = self.settings.every_steps
-        return bool(steps and step - self._saved_step >= steps)
-
-    def due_by_minutes(self) -> bool:
-        """Whether enough minutes have passed since the last checkpoint, by this process's clock."""
-        minutes = self.settings.every_minutes
-        return bool(minutes and (time.monotonic() - self._saved_time) / 60 >= minutes)
-
-    def save(
-        self, meter: Meter, progress: Progress, score: float | None = None, by: str = ""
-    ) -> None:
-        """Let the last checkpoint be the state of now; the best too when ``score`` is the best.
-
-        The files are written in the background, one checkpoint after the other. Several processes
-        call it together, and the first writes.
-        """
-        meter.check_finite()
-        is_best = score is not None and (
-            progress.best is None or progress.best_by != by or score > progress.best
-        )
-        if is_best:
-            progress.best, progress.best_step, progress.best_by = score, progress.step, by
-        self.wait()  # before memory is taken for the next
-        taken = take_checkpoint(self.method, self.optimizer, meter, progress, self.average)
-        if taken is not None:
-            self._writing.start(partial(self._write, taken, is_best))
-        self._saved_step, self._saved_time = progress.step, time.monotonic()
-
-    def _write(self, taken: Content, is_best: bool) -> None:
-        before = self.folder.last.exists()
-        try:
-            taken.write(self.folder.last)
-        except (OSError, MemoryError) as error:
-            kept = "--resume goes on from the one before it" if before else "there is none yet"
-            raise UserError(
-                f"cannot write the checkpoint '{self.folder.last}': {_reason(error)}; {kept}"
-            ) from error
-        try:
-            if is_best:
-                link_or_copy(self.folder.last, self.folder.best)
-        except OSError as error:
-            raise UserError(
-                f"cannot write '{self.folder.best}': {_reason(error)}; the checkpoint itself is "
-                "written, and --resume goes on from it"
-            ) from error
-
-
-def _reason(error: OSError | MemoryError) -> str:
-    return getattr(error, "strerror", None) or str(error) or "too little memory"

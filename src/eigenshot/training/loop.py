@@ -15,10 +15,11 @@ from eigenshot.methods import Method
 from eigenshot.networks.keeping import copied_buffers, put_back
 from eigenshot.randomness import numpy_generator, torch_generator
 from eigenshot.reporter import Reporter
-from eigenshot.training.checkpoint import Keeper, Progress, load_checkpoint
+from eigenshot.training.checkpoint import Progress, load_checkpoint
 from eigenshot.training.diagnostics import Diagnostics, diagnose, relative_step
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, create_step
 from eigenshot.training.interrupt import Interruption
+from eigenshot.training.keeper import Keeper
 from eigenshot.training.launch import all_or_none, require_agreement
 from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
@@ -81,9 +82,17 @@ def train(
         reporter.note(f"going on from step {progress.step} of {total_steps}")
     compile_if_worthwhile(parts, total_steps - progress.step, reporter)
     step = create_step(parts, optimizer, meter, reporter)
-    keeper = Keeper(folder, method, optimizer, config.checkpoint, progress.step, parts.average)
+    keeper = Keeper(
+        folder,
+        method,
+        optimizer,
+        config.checkpoint,
+        progress.step,
+        parts.average,
+        plateau_end=rate_at.same_until,
+    )
     if going_on:
-        keeper.restore_best(progress)
+        keeper.restore_kept(progress)
     watch = _Stopwatch(progress, batch)
     health = _Health(parts, reporter)
     probing = config.probe.kind != "none"

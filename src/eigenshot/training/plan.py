@@ -15,6 +15,7 @@ from eigenshot.encoder import encoder_path
 from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device
 from eigenshot.training.choices import adopt_choices, check_blocks, resolve_size
+from eigenshot.training.lengthen import Shorter
 from eigenshot.training.metrics import check_tensorboard
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import check_parts
@@ -26,6 +27,7 @@ class Plan:
 
     ``config`` is settled but for what the images decide; ``started`` says that the folder holds
     the run already, ``going_on`` that it has a checkpoint, ``finished`` that nothing is left to do.
+    ``shorter`` is the run whose state it starts from, if it has not been handed over yet.
     """
 
     data: Any
@@ -38,6 +40,7 @@ class Plan:
     started: bool
     going_on: bool
     finished: bool
+    shorter: Shorter | None = None
 
 
 def make_plan(
@@ -47,6 +50,7 @@ def make_plan(
     *,
     resume: bool,
     initial: str | Path | None,
+    lengthen: str | Path | None,
     backbone: nn.Module | None,
     device: str,
     processes: int,
@@ -61,8 +65,21 @@ def make_plan(
     finished = started and folder.finished
     chosen = choose_device(device)
     check_tensorboard(config.logging)
+    going_on = started and folder.last.exists()
+    shorter = None
+    if lengthen is not None and initial is not None:
+        raise UserError("a run that is lengthened has weights of its own: leave out --init")
+    if lengthen is not None and not going_on:
+        shorter = Shorter.at(lengthen)
+    elif started and not going_on and folder.read_data().get("lengthened"):
+        raise UserError(
+            f"'{folder.path}' was to go on from the state of another run, and was stopped before "
+            "it had it; name that run again with --lengthen"
+        )
     if started:
         config = adopt_choices(config, folder.read_config(), data)
+    elif shorter is not None:
+        config = adopt_choices(config, shorter.config, data)
     if not finished:  # else all is settled, and the device need not be able to compute so
         config = resolve_size(config, data, chosen)
     check_parts(config, own_backbone=backbone is not None)
@@ -71,6 +88,9 @@ def make_plan(
         _check_probed(config.probe.data, data)
     if initial is not None:
         encoder_path(initial)
+    if shorter is not None:
+        shorter.check(config)
+        _check_processes(shorter.folder, processes)
     if started:
         folder.check_settings(config)
         _check_processes(folder, processes)
@@ -83,8 +103,9 @@ def make_plan(
         backbone,
         chosen,
         started,
-        going_on=started and folder.last.exists(),
+        going_on=going_on,
         finished=finished,
+        shorter=shorter,
     )
 
 

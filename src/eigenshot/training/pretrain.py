@@ -63,6 +63,7 @@ def pretrain(
     *,
     resume: bool = False,
     initial: str | Path | None = None,
+    lengthen: str | Path | None = None,
     backbone: nn.Module | None = None,
     device: str = "auto",
     devices: int = 1,
@@ -79,6 +80,8 @@ def pretrain(
     out : the run's folder; it must not hold a run, unless ``resume``.
     resume : go on from the last checkpoint in ``out``; from the start when there is none.
     initial : an encoder file or state dict to start from.
+    lengthen : the folder of a run with fewer epochs, to go on from where its rate began to fall;
+        ``config`` may have what `eigenshot.training.lengthen.lengthened_config` gives.
     backbone : a module of the caller's, instead of ``config.backbone``.
     devices, nodes : processes a machine, each with a device of its own, and machines. They train
         together, on equal blocks of every batch, and all return. Those of this machine are started
@@ -95,6 +98,7 @@ def pretrain(
                 RunFolder(out),
                 resume=resume,
                 initial=initial,
+                lengthen=lengthen,
                 backbone=backbone,
                 device=device,
                 processes=here * machines,
@@ -151,6 +155,8 @@ def _run(
             identity = _identity(parts, plan.initial)
             if plan.started:
                 folder.check_data(identity)
+            if plan.shorter is not None:
+                plan.shorter.check_images(identity)
         if plan.finished:
             reporter.note(f"'{folder.path}' is finished already")
             return _read_finished(folder, parts)
@@ -161,17 +167,20 @@ def _run(
             if not plan.going_on:
                 if plan.resume:
                     reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
-                announce(parts, reporter)
+                announce(parts, reporter, done=plan.shorter.epochs if plan.shorter else 0.0)
             with all_or_none(fabric):
                 # After the trial steps of the estimate: what they refuse leaves no folder behind.
                 if rank() == 0:
                     held.enter_context(folder.held())
                     if folder.started and not plan.started:  # by another, in the meantime
                         folder.check(resume=False)
-                    if not plan.going_on:
+                    if plan.shorter is not None:
+                        plan.shorter.hand_over(folder, config, identity, parts.method, reporter)
+                    elif not plan.going_on:
                         folder.start(config, identity)
             told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
-            progress = _train(parts, folder, probe, reporter, plan.going_on, deadline)
+            going_on = plan.going_on or plan.shorter is not None
+            progress = _train(parts, folder, probe, reporter, going_on, deadline)
             settle_statistics(parts)
     finally:
         tell_unreadable(source, reporter, told)  # a stream has found them on its way
@@ -270,6 +279,7 @@ def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, An
         "seconds": round(progress.seconds, 3),
         "images_per_second": round(images / max(1e-9, progress.seconds), 1),
         "final": records[-1] if records else {},
+        **{key: value for key, value in folder.read_data().items() if key == "lengthened"},
         **environment(parts.fabric.device),
     }
     write_json(folder.summary_file, summary)

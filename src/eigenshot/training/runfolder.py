@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ class RunFolder:
         self.encoder_file = self.path / ENCODER_NAME
         self.last = self.path / "checkpoints" / "last.safetensors"
         self.best = self.path / "checkpoints" / "best.safetensors"
+        self.plateau = self.path / "checkpoints" / "plateau.safetensors"
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All that a run writes, whether it is there or not."""
         logs = (self.config_file, self.data_file, self.metrics_file, self.summary_file)
-        return (*logs, self.encoder_file, self.last, self.best)
+        return (*logs, self.encoder_file, self.last, self.best, self.plateau)
 
     @property
     def finished(self) -> bool:
@@ -54,7 +55,7 @@ class RunFolder:
             raise UserError(f"'{place}' cannot be written to: {reason}; choose another --out")
         if not self.path.exists() or self._is_bare():
             return
-        if not self._read_data().get(_MARK):
+        if not self.read_data().get(_MARK):
             raise UserError(
                 f"'{self.path}' is not empty and holds no run of eigenshot; "
                 "choose a new folder for --out, so that nothing in it is lost"
@@ -82,7 +83,8 @@ class RunFolder:
             checkpoints.exists() and any(checkpoints.iterdir())
         )
 
-    def _read_data(self) -> dict[str, Any]:
+    def read_data(self) -> dict[str, Any]:
+        """What is known of the images; empty where that cannot be read."""
         try:
             stored = json.loads(self.data_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -92,7 +94,7 @@ class RunFolder:
     @property
     def started(self) -> bool:
         """Settings and images are known: what goes on here must agree with them."""
-        return self.config_file.is_file() and bool(self._read_data().get(_MARK))
+        return self.config_file.is_file() and bool(self.read_data().get(_MARK))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -115,7 +117,8 @@ class RunFolder:
         """Make the folder and echo the full settings into it; nothing of an older run stays."""
         try:
             self.last.parent.mkdir(parents=True, exist_ok=True)
-            for file in (self.summary_file, self.encoder_file, self.best, self.metrics_file):
+            earlier = (self.summary_file, self.encoder_file, self.best, self.plateau)
+            for file in (*earlier, self.metrics_file):
                 file.unlink(missing_ok=True)
             write_json(self.data_file, {_MARK: True, **data})  # first: it says whose folder this is
             write_text(self.config_file, to_toml(config))
@@ -124,7 +127,7 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Drop what killed writes have left behind."""
-        for file in (*self.path.glob("*.*"), self.last, self.best):
+        for file in (*self.path.glob("*.*"), self.last, self.best, self.plateau):
             remove_leftovers(file.parent, file.name)
 
     def read_config(self) -> Config:
@@ -134,13 +137,27 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise CorruptFileError(f"cannot read '{self.config_file}': {error}") from error
 
+    def read_summary(self) -> dict[str, Any]:
+        """What a finished run tells of itself; empty for others."""
+        if not self.finished:
+            return {}
+        summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        return summary
+
     def check_settings(self, config: Config) -> None:
         """Refuse to go on with other settings."""
-        self._refuse(differences(self.read_config(), config))
+        stored = self.read_config()
+        found = differences(stored, config)
+        longer = "or choose another --out"
+        if stored.optimizer.schedule == "trapezoid" and stored.training.epochs != (
+            config.training.epochs
+        ):
+            longer += f", where --lengthen {self.path} goes on from it for more --epochs"
+        self._refuse(found, longer)
 
-    def check_data(self, data: dict[str, Any]) -> None:
-        """Refuse to go on with other images or other initial weights."""
-        stored, found = self._read_data(), []
+    def check_data(self, data: Mapping[str, Any], way_out: str = "or choose another --out") -> None:
+        """Refuse to go on with other images or initial weights, with a ``way_out`` in words."""
+        stored, found = self.read_data(), []
         if stored.get("fingerprint") != data["fingerprint"]:
             found.append(
                 f"the images: {stored.get('images')} of '{stored.get('name')}' in the run, "
@@ -148,13 +165,13 @@ class RunFolder:
             )
         if stored.get("initial") != data["initial"]:
             found.append("--init: other initial weights than in the run")
-        self._refuse(found)
+        self._refuse(found, way_out)
 
-    def _refuse(self, found: list[str]) -> None:
+    def _refuse(self, found: list[str], way_out: str) -> None:
         if found:
             raise UserError(
                 f"'{self.path}' was started with other settings; to go on with it, use the same "
-                "ones, or choose another --out:\n  " + "\n  ".join(found)
+                f"ones, {way_out}:\n  " + "\n  ".join(found)
             )
 
     def log(self, record: dict[str, Any]) -> None:
@@ -175,8 +192,11 @@ class RunFolder:
 
     def drop_metrics_after(self, step: int) -> None:
         """Forget what was logged after the checkpoint: it is about to happen again."""
-        kept = [record for record in self.metrics() if record["step"] <= step]
-        write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+        self.keep_metrics([record for record in self.metrics() if record["step"] <= step])
+
+    def keep_metrics(self, records: list[dict[str, Any]]) -> None:
+        """Let metrics.jsonl have these records and no others."""
+        write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -16,7 +16,6 @@ class Schedule:
     ``cooldown_steps`` says how many steps that takes, constant until there and in a line down to 0.
     The last step still has a positive rate; the step after it would have 0.
 
-    Until ``plateau_end`` the rate of the second kind does not depend on how long the run is.
     """
 
     base: float
@@ -30,6 +29,11 @@ class Schedule:
         if self.cooldown_steps is None:
             return self.warmup_steps
         return max(self.warmup_steps, self.total_steps - self.cooldown_steps)
+
+    @property
+    def same_until(self) -> int | None:
+        """The step up to which a longer run has the same rates; None where there is none."""
+        return None if self.cooldown_steps is None else self.plateau_end
 
     def __call__(self, step: int) -> float:
         """The rate of ``step``, from 0 on."""
