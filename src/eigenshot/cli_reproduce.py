@@ -231,9 +231,11 @@ def _described(
             return "cannot be run here, see the notes of the table"
         folder = places.folder(run)
         shared = folder in trained
+        shorter = places.shorter(run)
         begun = "goes on in" if folder.exists() else "runs in"
+        begun = f"goes on from {shorter.folder.path} in" if shorter else begun
         begun = "measures what a row above trains in" if shared else begun
-        needed = 0.0 if shared else estimator.known(run, folder)
+        needed = 0.0 if shared else estimator.known(run, folder, shorter)
         if needed is None:
             trained.add(folder)
             return f"{begun} {folder}, its time is measured first"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from eigenshot.reporter import duration
 from eigenshot.reproduction.episodes import paired
@@ -155,7 +156,12 @@ class _Filler:
 
     def _mark_changes(self, line: Line) -> list[str]:
         listed = "; ".join(line.changes)
-        return [self.notes.mark(f"made otherwise: {listed}")] if listed else []
+        texts = [f"made otherwise: {listed}"] if listed else []
+        for result in line.results:
+            for entry in result.lengthened:
+                if entry["otherwise"]:  # else it is what it would have been without
+                    texts.append(f"{_went_on(entry)}: {'; '.join(entry['otherwise'])}")
+        return [self.notes.mark(text) for text in dict.fromkeys(texts)]
 
     def _interval(self, line: Line, column: Column) -> tuple[float | None, list[str]]:
         """The half-width of what the seeds reach on average, and marks for it."""
@@ -189,6 +195,10 @@ class _Filler:
             seeds = f"seed{'s' if len(whole) > 1 else ''} {', '.join(map(str, whole))}"
             words.append(self.notes.mark(f"paired for {seeds} only, which both rows have"))
         return " ".join(words)
+
+
+def _went_on(entry: Mapping[str, Any]) -> str:
+    return f"went on from a run of {entry['epochs']} epochs at step {entry['step']}"
 
 
 def measured_text(results: Sequence[Result], shots: int | None, interval: float | None) -> str:

@@ -20,6 +20,7 @@ from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import Result
 from eigenshot.training.choices import resolve_batch, resolve_size
 from eigenshot.training.engine import seconds_a_step
+from eigenshot.training.lengthen import Shorter
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import build, load_source
 
@@ -52,11 +53,14 @@ class Estimator:
         self.hardware = hardware_name(self.device)
         self._an_epoch: dict[tuple[Any, ...], float] = {}  # seconds, once they are measured
 
-    def known(self, run: PlannedRun, folder: Path) -> float | None:
-        """Seconds that a run still trains, from its own folder or from earlier results."""
+    def known(self, run: PlannedRun, folder: Path, shorter: Shorter | None = None) -> float | None:
+        """Seconds that a run still trains, from its own folder or from earlier results.
+
+        One that goes on from a ``shorter`` run has done as much as that had by then.
+        """
         if RunFolder(folder).finished:
             return 0.0
-        records = _timed(folder)
+        records = _timed(folder, shorter)
         left = _left_at_own_pace(run.config.training, records)
         if left is not None:
             return left
@@ -74,7 +78,9 @@ class Estimator:
         ]
         return statistics.median(known) if known else None
 
-    def measured(self, run: PlannedRun, folder: Path, reporter: Reporter) -> float:
+    def measured(
+        self, run: PlannedRun, folder: Path, reporter: Reporter, shorter: Shorter | None = None
+    ) -> float:
         """Seconds that a run still trains, from a few steps of it, uncompiled.
 
         A run like one that was measured before takes as long. One that cannot begin is a
@@ -83,7 +89,7 @@ class Estimator:
         kind = (run.part.data, run.row.method, _sizes(run.config.to_dict()))
         if kind not in self._an_epoch:
             self._an_epoch[kind] = self._seconds_an_epoch(run, reporter)
-        return _left(run, self._an_epoch[kind], _timed(folder))
+        return _left(run, self._an_epoch[kind], _timed(folder, shorter))
 
     def _seconds_an_epoch(self, run: PlannedRun, reporter: Reporter) -> float:
         config = resolve_size(run.config, run.part.data, self.device)
@@ -122,9 +128,15 @@ def _sizes(settings: Mapping[str, Any]) -> str:
     return json.dumps({**chosen, **options}, sort_keys=True)
 
 
-def _timed(folder: Path) -> list[tuple[int, float]]:
-    """Epochs that a run has done, and the seconds that it had trained by then."""
-    records = RunFolder(folder).metrics()
+def _timed(folder: Path, shorter: Shorter | None = None) -> list[tuple[int, float]]:
+    """Epochs that a run has done, and the seconds that it had trained by then.
+
+    Those of a ``shorter`` run that it goes on from are its own.
+    """
+    if shorter is not None:
+        records = [r for r in shorter.folder.metrics() if r["epoch"] <= shorter.epochs]
+    else:
+        records = RunFolder(folder).metrics()
     whole = [record for record in records if record.get("epoch") and record.get("seconds")]
     return [(int(record["epoch"]), float(record["seconds"])) for record in whole]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from eigenshot.reproduction.results import (
     write_result,
 )
 from eigenshot.reproduction.versions import other_settings, version_of
+from eigenshot.training.choices import adopt_choices
+from eigenshot.training.lengthen import Shorter
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.runfolder import RunFolder
 
@@ -57,6 +60,21 @@ class Places:
         if not other_settings(stored, run.config, evaluation=False):
             return plain
         return plain.with_name(run.named(version_of(run.trained, run.config, evaluation=False)))
+
+    def shorter(self, run: PlannedRun) -> Shorter | None:
+        """The longest run that this one, not yet begun, can go on from; None if there is none."""
+        folder = self.folder(run)
+        if folder.exists() or run.config.optimizer.schedule != "trapezoid":
+            return None
+        found = []
+        for place in folder.parent.glob("*ep-seed*"):
+            if not run.is_named_alike(place.name):
+                continue
+            with contextlib.suppress(UserError):  # such as one that has not come so far
+                shorter = Shorter.at(place)
+                config = adopt_choices(run.config, shorter.config, run.part.data)
+                found += [] if shorter.obstacles(config) else [shorter]
+        return max(found, key=lambda shorter: shorter.epochs, default=None)
 
     def variant(self, run: PlannedRun) -> str:
         """The variant that a run's result is kept as."""
@@ -91,11 +109,15 @@ def execute(
     reporter = reporter or Reporter()
     folder = places.folder(run)
     trained_before = RunFolder(folder).finished
+    shorter = places.shorter(run)
+    if shorter is not None:
+        reporter.note(f"goes on from '{shorter.folder.path}', where its rate began to fall")
     trained = pretrain(
         run.part.data,
         run.config,
         folder,
         resume=folder.exists(),
+        lengthen=None if shorter is None else shorter.folder.path,
         device=device,
         reporter=reporter,
         deadline=deadline,
@@ -136,6 +158,7 @@ def execute(
         images=run.part.images,
         evaluation_hardware=hardware_name(choose_device(device)),
         side_by_side=1 if trained_before else beside,
+        lengthened=summary.get("lengthened", []),
     )
     _write(places.results, result, RunFolder(folder).metrics(), measured.counts)
     return result

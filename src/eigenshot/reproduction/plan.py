@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,13 @@ from eigenshot.evaluation.classifiers import get_classifier
 from eigenshot.reproduction.names import plain_name
 from eigenshot.reproduction.results import Result, differences, result_name
 from eigenshot.reproduction.table import Part, Row, Table
-from eigenshot.reproduction.versions import as_texts, lasting, short_digest, shown
+from eigenshot.reproduction.versions import (
+    as_texts,
+    is_version,
+    lasting,
+    short_digest,
+    shown,
+)
 from eigenshot.training.setup import check_parts, of_no_use
 
 _LONGEST = 60  # characters of changed settings in a name
@@ -95,8 +102,13 @@ class PlannedRun:
 
     def named(self, variant: str) -> str:
         """The name of a run like this one with the settings of ``variant``."""
-        epochs = self.config.training.epochs
-        return result_name(self.row.method, variant, epochs, self.seed)
+        return result_name(self.row.method, variant, self.config.training.epochs, self.seed)
+
+    def is_named_alike(self, name: str) -> bool:
+        """Whether ``name`` is that of a training like this one's, of any number of epochs."""
+        method = re.escape(plain_name(self.row.method))
+        parts = re.fullmatch(rf"{method}-(.+)-\d+ep-seed{self.seed}", name)
+        return parts is not None and is_version(parts[1], self.trained)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,15 @@ from eigenshot.reproduction.table import Part
 from eigenshot.reproduction.versions import other_settings
 
 _FEWSHOT_KEYS = ("accuracy", "ci95", "episodes")
-_OPTIONAL = ("fewshot", "linear", "selected", "images", "evaluation_hardware", "side_by_side")
+_OPTIONAL = (
+    "fewshot",
+    "linear",
+    "selected",
+    "images",
+    "evaluation_hardware",
+    "side_by_side",
+    "lengthened",
+)
 
 
 def result_name(method: str, variant: str, epochs: int, seed: int) -> str:
@@ -36,7 +44,9 @@ class Result:
     ``table/row`` it was made for, though any row of equal settings shows it. ``images`` has the
     names of what it learned from and was measured on, as `Part.images`. ``evaluation_hardware`` is
     what it was measured with; empty in older files: that of the training. ``side_by_side`` is how
-    many runs shared the device when this one was trained, as far as is known. ``fewshot`` maps the
+    many runs shared the device when this one was trained, as far as is known. ``lengthened`` has an
+    entry for each shorter run that it went on from, with why (``otherwise``) it is not quite what
+    it would have been from a first step of its own; ``seconds`` counts both. ``fewshot`` maps the
     number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has ``accuracy`` and
     ``protocol``. A result has one of the two.
     """
@@ -68,6 +78,7 @@ class Result:
     images: dict[str, str] = field(default_factory=dict)
     evaluation_hardware: str = ""
     side_by_side: int = 1
+    lengthened: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def name(self) -> str:

@@ -187,10 +187,10 @@ def _fits(
     """Why a run is not begun for lack of time, or None, and until when it may train."""
     if end <= time.monotonic():
         return "not begun: the budget is spent", end
-    folder = places.folder(run)
-    needed = estimator.known(run, folder)
+    folder, shorter = places.folder(run), places.shorter(run)
+    needed = estimator.known(run, folder, shorter)
     if needed is None:
-        needed = estimator.measured(run, folder, reporter)
+        needed = estimator.measured(run, folder, reporter, shorter)
     evaluation = estimator.evaluation(run) or 0.0
     needed, left = needed + evaluation, end - time.monotonic()
     if needed > left:

@@ -1,0 +1,145 @@
+"""A run of a table goes on from a shorter one, where it comes to the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eigenshot.reporter import Reporter
+from eigenshot.reproduction.comparison import compare
+from eigenshot.reproduction.estimate import Estimator
+from eigenshot.reproduction.execute import Places
+from eigenshot.reproduction.library import Library
+from eigenshot.reproduction.plan import Choices, Plan, PlannedRun, make_plan
+from eigenshot.reproduction.rendering import as_text
+from eigenshot.reproduction.results import Result
+from eigenshot.reproduction.session import Session, run_all
+from tests.reproduction.miniature import keep, made_up, miniature
+
+FLAT = {"optimizer.schedule": "trapezoid", "optimizer.warmup_epochs": 0.0}
+
+
+class Told(Reporter):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Bench:
+    """The miniature table with rates that stay."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.table = miniature(folder)
+        self.settings = {**FLAT, **settings}
+        self.places = Places(folder / "results", folder / "runs")
+        self.told = Told()
+
+    def run(self, epochs: int, **choices: Any) -> PlannedRun:
+        settings = {**self.settings, **choices.pop("settings", {})}
+        asked = Choices(epochs=epochs, rows=("ours",), settings=settings, **choices)
+        (run,) = make_plan(self.table, asked).runs
+        return run
+
+    def __call__(self, run: PlannedRun) -> Result:
+        session: Session = run_all([run], self.places, device="cpu", reporter=lambda _: self.told)
+        assert (session.finished, session.failed) == (1, False), session.remarks
+        return {r.name: r for r in Library(self.places.results).of("shapes")}[run.name]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def answers(bench: Bench, result: Result) -> dict[int, np.ndarray]:
+    (counts,) = Library(bench.places.results).episodes([result])
+    return dict(counts.right)
+
+
+def test_it_goes_on_from_the_longest_and_comes_to_the_same(bench: Bench) -> None:
+    runs = {epochs: bench.run(epochs) for epochs in (2, 3, 5)}
+    for run in runs.values():
+        result = bench(run)
+    assert [entry["epochs"] for entry in result.lengthened] == [2, 3]
+    assert sum("goes on from" in note for note in bench.told.notes) == 2
+    weights = bench.places.folder(runs[5]) / "encoder.safetensors"
+    content, right = weights.read_bytes(), answers(bench, result)
+
+    shutil.rmtree(bench.places.runs)
+    shutil.rmtree(bench.places.results)
+    anew = bench(runs[5])
+    assert anew.lengthened == []
+    assert weights.read_bytes() == content
+    for shots, counts in answers(bench, anew).items():
+        np.testing.assert_array_equal(counts, right[shots])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"settings": {"optimizer.schedule": "cosine"}},
+        {"settings": {"optimizer.lr": 0.01}},
+        {"settings": {"training.resolution": [[0, 20]]}},
+        {"seeds": (1,)},
+    ],
+)
+def test_it_begins_anew_where_the_shorter_one_is_another(
+    bench: Bench, other: dict[str, Any]
+) -> None:
+    bench(bench.run(2, **other))
+    assert bench.places.shorter(bench.run(4)) is None
+    assert bench(bench.run(4)).lengthened == []
+
+
+def test_shorter_ones_that_nothing_can_go_on_from_are_passed_over(bench: Bench) -> None:
+    short = bench.run(2)
+    bench(short)
+    folder = bench.places.folder(short)
+    (folder / "checkpoints" / "plateau.safetensors").unlink()
+    stray = folder.with_name(folder.name.replace("2ep", "3ep"))
+    stray.mkdir()
+    assert bench.places.shorter(bench.run(4)) is None
+
+
+def test_what_is_done_counts_in_the_estimate(bench: Bench) -> None:
+    short, longer = bench.run(4), bench.run(8)
+    bench(short)
+    metrics = bench.places.folder(short) / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    paced = [{**record, "seconds": 10.0 * record["epoch"]} for record in records]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in paced))
+    for result in Library(bench.places.results).of("shapes"):
+        keep(bench.places.results, **{**vars(result), "seconds": 40.0})
+    estimator = Estimator(bench.places.results, "cpu")
+    folder = bench.places.folder(longer)
+    assert estimator.known(longer, folder) == pytest.approx(80)
+    assert estimator.known(longer, folder, bench.places.shorter(longer)) == pytest.approx(50)
+
+
+def test_a_state_that_had_been_rounded_is_noted_in_result_and_table(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, **{"checkpoint.plateau": "small"})
+    bench(bench.run(2))
+    result = bench(bench.run(4))
+    (entry,) = result.lengthened
+    reason = "its weights had been rounded to half precision, and momentum begins anew"
+    assert (entry["epochs"], entry["otherwise"]) == (2, [reason])
+    choices = Choices(epochs=4, settings=bench.settings)
+    table = compare(bench.table, choices, Plan((), {}), Library(bench.places.results))
+    assert f"went on from a run of 2 epochs at step {entry['step']}: {reason}" in as_text(table)
+
+
+def test_an_exact_one_has_no_note(tmp_path: Path) -> None:
+    entry = {"epochs": 1, "step": 3, "otherwise": []}
+    keep(tmp_path / "results", **vars(dataclasses.replace(made_up(), lengthened=[entry])))
+    table = compare(miniature(tmp_path), Choices(), Plan((), {}), Library(tmp_path / "results"))
+    assert "went on from" not in as_text(table)
