@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from eigenshot.config import Config
-from eigenshot.errors import UserError
+from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.estimator import DeepLaplacianEigenmaps
 from eigenshot.tensorfile import read_tensors
 from eigenshot.training.checkpoint import FORMAT
@@ -148,6 +149,31 @@ def test_what_a_run_remembers_goes_along(tmp_path: Path, changes: dict[str, Any]
     train(flat(LONG, **changes), tmp_path / "longer", lengthen=tmp_path / "short")
     train(flat(LONG, **changes), tmp_path / "anew")
     assert encoder_of(tmp_path / "longer") == encoder_of(tmp_path / "anew")
+
+
+def test_a_disk_that_is_full_is_told_and_what_is_there_stays(
+    short: Path, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("eigenshot.tensorfile.Content.write", refuse)
+        with pytest.raises(UserError, match=r"cannot write to '.*run': no space left on"):
+            train(flat(LONG), run, lengthen=short)
+    train(flat(LONG), run, resume=True, lengthen=short)
+    assert encoder_of(run) == encoder_of(long)
+
+
+def test_a_damaged_state_is_told_and_leaves_no_folder(short: Path, tmp_path: Path) -> None:
+    shutil.copytree(short, tmp_path / "short")
+    file = tmp_path / "short" / "checkpoints" / "plateau.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(CorruptFileError, match=r"plateau\.safetensors' is no safetensors file"):
+        train(flat(LONG), tmp_path / "longer", lengthen=tmp_path / "short")
+    assert not (tmp_path / "longer").exists()
 
 
 class TestViewsThatGrow:

@@ -17,7 +17,7 @@ from torch import nn
 
 from eigenshot.config import Config, differences
 from eigenshot.configfile import load_config
-from eigenshot.errors import UserError
+from eigenshot.errors import UserError, reason_of
 from eigenshot.options import parameters_of
 from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import Content, read_tensors
@@ -135,9 +135,12 @@ class Shorter:
         }
         lengthened = [*own.get("lengthened", []), history]
         folder.start(config, {**identity, "lengthened": lengthened})
-        folder.keep_metrics([r for r in self.folder.metrics() if r["step"] <= step])
-        # The best so far may have been of a later moment than this.
-        Content(FORMAT, tensors, {**header, "best": [None, -1, ""]}).write(folder.last)
+        try:
+            folder.keep_metrics([r for r in self.folder.metrics() if r["step"] <= step])
+            # The best so far may have been of a later moment than this.
+            Content(FORMAT, tensors, {**header, "best": [None, -1, ""]}).write(folder.last)
+        except OSError as error:
+            raise UserError(f"cannot write to '{folder.path}': {reason_of(error)}") from error
         for reason in otherwise:
             reporter.note(f"not quite as a run of this length from its start: {reason}")
 
