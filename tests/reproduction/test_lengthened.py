@@ -84,6 +84,19 @@ def test_it_goes_on_from_the_longest_and_comes_to_the_same(bench: Bench) -> None
         np.testing.assert_array_equal(counts, right[shots])
 
 
+def test_stopped_before_it_had_the_state_it_goes_on_from_it_the_next_time(bench: Bench) -> None:
+    bench(bench.run(2))
+    run = bench.run(4)
+    right = answers(bench, bench(run))
+    (bench.places.folder(run) / "checkpoints" / "last.safetensors").unlink()
+    (bench.places.folder(run) / "summary.json").unlink()
+    bench.places.result(run).unlink()
+    again = bench(run)
+    assert [entry["epochs"] for entry in again.lengthened] == [2]
+    for shots, counts in answers(bench, again).items():
+        np.testing.assert_array_equal(counts, right[shots])
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -62,9 +62,10 @@ class Places:
         return plain.with_name(run.named(version_of(run.trained, run.config, evaluation=False)))
 
     def shorter(self, run: PlannedRun) -> Shorter | None:
-        """The longest run that this one, not yet begun, can go on from; None if there is none."""
+        """The longest run that this one can go on from; None if there is none, or none needed."""
         folder = self.folder(run)
-        if folder.exists() or run.config.optimizer.schedule != "trapezoid":
+        has_state = RunFolder(folder).last.exists()
+        if has_state or run.config.optimizer.schedule != "trapezoid":
             return None
         found = []
         for place in folder.parent.glob("*ep-seed*"):

@@ -33,6 +33,7 @@ _OF_LENGTH = (
     "training.statistics",
     "optimizer.cooldown",
 )
+_EXACT = 1e-9  # of an epoch
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,6 @@ def settings_for(
     if recipe is not None:
         raise UserError("a run that is lengthened has settings of its own: leave out the recipe")
     return lengthened_config(lengthen, overrides)
-
-
-_EXACT = 1e-9  # of an epoch
 
 
 def _warmup_epochs(config: Config) -> float:
