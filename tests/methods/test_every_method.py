@@ -41,6 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "w-mse": {"sub_batch": 12},
     "byol": {"predictor_width": 10},
     "simsiam": {"predictor_width": 5},
+    "byol, one momentum": {"predictor_width": 10, "schedule": "constant"},
+    "swav, a queue that waits": {"prototypes": 7, "queue_size": 40, "frozen_steps": 1},
     "dle, turned": {"rotation": 0.5},
     "simclr, turned": {"rotation": 0.5, "rotate_every": 3},
 }
@@ -93,7 +95,8 @@ def draw(method: Any, name: str, step: int, labels: Tensor) -> Any:
     return dataclasses.replace(drawn, labels=labels) if given else drawn
 
 
-def trained(name: str, mixup: str, rows: slice = slice(None)) -> Results:
+def trained(name: str, mixup: str, rows: slice = slice(None), length: int = STEPS) -> Results:
+    """The first steps of a run of ``length`` steps."""
     method = build(name, mixup)
     module: nn.Module = method
     if world_size() > 1:
@@ -109,7 +112,7 @@ def trained(name: str, mixup: str, rows: slice = slice(None)) -> Results:
         optimizer.zero_grad()
         terms["loss"].backward()
         optimizer.step()
-        method.after_step((step + 1) / STEPS)  # type: ignore[operator]
+        method.after_step((step + 1) / length)  # type: ignore[operator]
         losses.append(mean_over_ranks(terms["loss"]))
     return {"losses": torch.stack(losses), "state": dict(method.state_dict())}
 
@@ -141,6 +144,17 @@ def test_two_processes_learn_what_one_learns(results: list[Results], name: str, 
         assert case["state"].keys() == expected["state"].keys()
         for key, value in expected["state"].items():
             torch.testing.assert_close(case["state"][key], value, rtol=1e-8, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("name", [*list_methods(), *(name for name in OPTIONS if "," in name)])
+def test_a_method_does_the_same_in_a_longer_run_unless_it_says_otherwise(name: str) -> None:
+    short, long = (trained(name, "none", length=steps) for steps in (STEPS, 100 * STEPS))
+    alike = all(torch.equal(value, long["state"][key]) for key, value in short["state"].items())
+    says_otherwise = bool(build(name, "none").goes_by_length)
+    if name in ("byol", "swav, a queue that waits"):
+        assert (alike, says_otherwise) == (False, True)
+    elif name != "swav":  # whose queue does not wait here
+        assert (alike, says_otherwise) == (True, False)
 
 
 @pytest.mark.parametrize(("name", "mixup"), [*CASES, ("dle, turned", "manifold")])
