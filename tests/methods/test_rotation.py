@@ -101,15 +101,39 @@ class TestLosses:
         backbone(views()[0])
         assert any(not torch.equal(v, before[name]) for name, v in backbone.named_buffers())
 
-    @pytest.mark.parametrize(("batch", "every"), [(2, 2), (6, 6), (1, 1)])
-    def test_one_image_alone_is_refused(self, batch: int, every: int) -> None:
+    @pytest.mark.parametrize(
+        ("batch", "every", "turned_ones"), [(1, 1, 1), (2, 1, 2), (6, 6, 1), (6, 2, 3), (9, 3, 3)]
+    )
+    def test_fewer_images_than_turns_are_refused(
+        self, batch: int, every: int, turned_ones: int
+    ) -> None:
         backbone, _ = networks()
         head = rotation_head(backbone.out_features)
         sentence = (
-            f"rotate_every={every} leaves 1 of {batch} images to be turned.*lower rotate_every"
+            f"rotate_every={every} leaves {turned_ones} of {batch} images to be turned together, "
+            "fewer than the 4 quarter turns.*lower rotate_every"
         )
         with pytest.raises(UserError, match=sentence):
             rotation_losses(backbone, head, torch.randn(batch, 1, 16, 16), every)
+
+    @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+    @pytest.mark.parametrize(("batch", "every"), [(3, 2), (3, 1), (4, 1), (7, 2), (10, 3)])
+    def test_where_images_of_all_processes_are_learned_from_every_turn_occurs(
+        self, batch: int, every: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backbone, _ = networks()
+        head, images = rotation_head(backbone.out_features), torch.randn(batch, 1, 16, 16)
+        monkeypatch.setattr("eigenshot.methods.rotation.world_size", lambda: ranks)
+        occurring, refused = set(), set()
+        for rank in range(ranks):
+            monkeypatch.setattr("eigenshot.methods.rotation.rank", lambda rank=rank: rank)
+            occurring.update(turned(images, every)[1].tolist())
+            try:
+                rotation_losses(backbone, head, images, every)
+                refused.add(False)
+            except UserError:
+                refused.add(True)
+        assert refused == {occurring != {0, 1, 2, 3}}, "on all ranks or on none"
 
     def test_the_backbone_keeps_track_again_after_an_error(self) -> None:
         backbone, _ = networks()
@@ -192,5 +216,5 @@ class TestMethods:
 def test_the_embedding_of_the_turned_images_is_not_asked_for_anything() -> None:
     """The second task works on features: it has no gradient for the projector."""
     method = build("dle", rotation=1.0)
-    method(*views(), mix_at(1))["rotation"].backward()
+    method(*views(8), mix_at(1, 8))["rotation"].backward()
     assert all(parameter.grad is None for parameter in method.projector.parameters())

@@ -181,13 +181,13 @@ class TestWhole:
     def test_dropout_is_the_same_in_both_passes(
         self, norm: bool, joint: bool, rotation: float
     ) -> None:
-        mix, seeds = mix_at(1, 12, 3), [5, 6, 7]
+        mix, seeds = mix_at(1, 24, 3), [5, 6, 7]
         method, other = (build(norm=norm, dropout=0.5, rotation=rotation) for _ in range(2))
         method.joint = other.joint = joint and all(map(can_keep_halves_apart, (method, other)))
-        terms = accumulate_whole(method, *views(12), mix, seeds)
-        expected = with_all_parts_in_one_graph(other, views(12), mix, seeds)
+        terms = accumulate_whole(method, *views(24), mix, seeds)
+        expected = with_all_parts_in_one_graph(other, views(24), mix, seeds)
         assert_same(outcome(method, terms), expected)
-        redrawn = accumulate_whole(method, *views(12), mix, [8, 9, 10])
+        redrawn = accumulate_whole(method, *views(24), mix, [8, 9, 10])
         assert redrawn["loss"] != terms["loss"]
 
     @pytest.mark.parametrize("rotation", [0.0, 0.5])
@@ -195,8 +195,8 @@ class TestWhole:
         """Weights that autocast keeps from a pass without gradients have none in the next."""
         autocast = partial(torch.autocast, "cpu", torch.bfloat16)
         method, other = (build(norm=True, rotation=rotation).float() for _ in range(2))
-        view_a, view_b = (view.float() for view in views(12))
-        mix, seeds = mix_at(1, 12, 2), [5, 6]
+        view_a, view_b = (view.float() for view in views(16))
+        mix, seeds = mix_at(1, 16, 2), [5, 6]
         terms = accumulate_whole(method, view_a, view_b, mix, seeds, autocast=autocast)
         found = outcome(method, terms)
         assert found["gradients"].keys() == dict(method.named_parameters()).keys()
@@ -501,6 +501,16 @@ def test_a_batch_that_does_not_divide_is_refused(
 ) -> None:
     with pytest.raises(UserError, match="7 images do not split into 2 equal parts"):
         accumulate(build(), *views(7), None, [1, 2])
+
+
+@pytest.mark.parametrize("accumulate", [accumulate_parts, accumulate_whole])
+def test_parts_too_small_for_every_quarter_turn_to_occur_are_refused(
+    accumulate: Callable[..., dict[str, Tensor]],
+) -> None:
+    method, mix = build(rotation=0.5), mix_at(1, 24, 4)
+    with pytest.raises(UserError, match=r"leaves 3 of 6 images.*fewer training.micro_batches"):
+        accumulate(method, *views(24), mix, [1, 2, 3, 4])
+    assert "rotation" in accumulate(method, *views(24), mix_at(1, 24, 3), [1, 2, 3])
 
 
 class Contrast(Method):

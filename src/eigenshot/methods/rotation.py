@@ -61,7 +61,8 @@ def rotation_losses(backbone: Backbone, head: nn.Module, images: Tensor, every: 
 
     Entries of images that are not turned are 0 and the others are scaled up by as much. Batch
     normalisation has the statistics of the turned images, and does not keep them: a trained encoder
-    looks at upright ones.
+    looks at upright ones. In training so many are turned, on all ranks together, that every turn
+    occurs; fewer are a `UserError`.
 
     Parameters
     ----------
@@ -75,11 +76,12 @@ def rotation_losses(backbone: Backbone, head: nn.Module, images: Tensor, every: 
     ``(batch,)``, float32 at least.
     """
     rotated, turns = turned(images, every)
-    if len(rotated) * world_size() < 2 and head.training:
+    together = len(rotated) * world_size()
+    if together < TURNS and head.training:  # a turn that never occurs would never be learned
         raise UserError(
-            f"rotate_every={every} leaves {len(rotated)} of {len(images)} images to be turned, and "
-            "batch normalisation needs two; lower rotate_every, or raise the batch size or have "
-            "fewer training.micro_batches"
+            f"rotate_every={every} leaves {together} of {len(images) * world_size()} images to be "
+            f"turned together, fewer than the {TURNS} quarter turns to tell; lower rotate_every, "
+            "or raise the batch size or have fewer training.micro_batches"
         )
     with untracked(backbone):
         logits = head(backbone(rotated))
