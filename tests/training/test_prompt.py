@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,27 @@ def test_where_python_is_at_work_ctrl_c_is_its_own() -> None:
     signal.set_wakeup_fd(after)
     assert after == before
     assert "ctrl-c" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_children_are_out_of_sight_until_the_block_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who else watches them could take their end, of the same Ctrl-C, for a failure."""
+    monkeypatch.setattr("eigenshot.training.prompt._PATIENCE", 60)
+    heard = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: heard.set())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        children = [child]
+        try:
+            with ended_by_ctrl_c(children):
+                os.kill(os.getpid(), signal.SIGINT)
+                until = time.monotonic() + 30
+                while children and time.monotonic() < until:
+                    time.sleep(0.01)
+                assert heard.is_set()
+                assert children == []
+            assert children == [child]
+        finally:
+            signal.signal(signal.SIGINT, before)
+            child.kill()
 
 
 def test_in_another_thread_it_does_nothing() -> None:

@@ -22,6 +22,10 @@ def ended_by_ctrl_c(
 
     One of several processes ``speaks``. Nothing that could be lost may have been begun. Outside the
     main thread nothing is done, for there signals do not arrive.
+
+    ``children`` may be a list that others watch. After Ctrl-C it is empty until the block is left,
+    so that nobody is alarmed by a child that ends of Ctrl-C too; whoever then catches the
+    KeyboardInterrupt finds them in it again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,13 +36,21 @@ def ended_by_ctrl_c(
 
     def watch() -> None:
         while number := heard.recv(1):
-            if number[0] == signal.SIGINT and not left.wait(_PATIENCE):
-                for child in children:
-                    child.kill()
-                if speaks:
-                    said = "interrupted while the processes met; nothing was begun"
-                    print(said, file=sys.stderr, flush=True)
-                os._exit(130)
+            if number[0] != signal.SIGINT:
+                continue
+            # Fabric looks through the list every few seconds, and kills this process without a word
+            # once a child in it has failed.
+            ending = children.copy()
+            del children[: len(ending)]  # those alone: another may be starting
+            if left.wait(_PATIENCE):
+                children.extend(ending)
+                continue
+            for child in (*ending, *children):
+                child.kill()
+            if speaks:
+                said = "interrupted while the processes met; nothing was begun"
+                print(said, file=sys.stderr, flush=True)
+            os._exit(130)
 
     watcher = threading.Thread(target=watch, name="ctrl-c", daemon=True)
     before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
