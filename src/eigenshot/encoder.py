@@ -64,7 +64,8 @@ class Encoder:
     """A frozen backbone with its preprocessing and its provenance.
 
     ``architecture`` is ``{"name", "options"}`` of a registered backbone; the name ``"custom"``
-    stands for a module that the reader must bring along.
+    stands for a module that the reader must bring along. With a user's own network there is the
+    ``"image_size"`` too that it was made for.
     """
 
     backbone: Backbone

@@ -170,17 +170,17 @@ def test_a_network_made_for_a_size_is_made_for_it_again(
     np.testing.assert_array_equal(again.transform(photos), run.encoder.transform(photos))
 
 
-def small_network(image_size: int = 32) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
+@pytest.mark.parametrize(
+    ("changes", "side"), [({}, 64), ({"training.resolution": [[0, 48], [0.5, 32]]}, 32)]
+)
 def test_a_module_that_was_passed_in_is_brought_along_as_a_factory(
-    photos: Path, tmp_path: Path
+    changes: dict[str, Any], side: int, photos: Path, tmp_path: Path
 ) -> None:
-    """The options of the network that the recipe would have chosen are not the factory's."""
-    config = load_config("folder", {"training.epochs": 1, "projector.width": 8})
-    network = small_network()
-    run = pretrain(photos, config, tmp_path / "run", device="cpu", backbone=network)
-    again = load_encoder(tmp_path / "run", backbone=f"{__name__}:small_network")
+    """It is made for the size of the views; the options of the recipe's network are not its own."""
+    asked = {"training.epochs": 1, "projector.width": 8, **changes}
+    network = PlacesOfItsOwn(side)
+    run = pretrain(
+        photos, load_config("folder", asked), tmp_path / "run", device="cpu", backbone=network
+    )
+    again = load_encoder(tmp_path / "run", backbone=f"{__name__}:PlacesOfItsOwn")
     np.testing.assert_array_equal(again.transform(photos), run.encoder.transform(photos))

@@ -152,16 +152,19 @@ def build(
     encoder = Encoder(
         network if average is None else average.backbone,
         Preprocessing(encoder_size, channels, tuple(config.data.mean), tuple(config.data.std)),
-        _architecture(config, min(sizes))
-        if backbone is None
-        else {"name": "custom", "options": {}},
+        _architecture(config, min(sizes), passed_in=backbone is not None),
         _provenance(config, source),
     )
     return Parts(config, source, method, views, encoder, fabric, labels=labels, average=average)
 
 
-def _architecture(config: Config, size: int) -> dict[str, Any]:
-    """What makes the network again; a user's own factory may heed the size that it is made for."""
+def _architecture(config: Config, size: int, *, passed_in: bool) -> dict[str, Any]:
+    """What makes the network again; a user's own may heed the ``size`` that it is made for.
+
+    A factory may be brought along later for a module that was ``passed_in``.
+    """
+    if passed_in:
+        return {"name": "custom", "options": {}, "image_size": size}
     name = config.backbone.name
     made_for = {"image_size": size} if ":" in name else {}
     return {"name": name, "options": dict(config.backbone.options), **made_for}
