@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eigenshot.config import Config, differences
-from eigenshot.configfile import load_config
+from eigenshot.configfile import config_from_table, load_config, to_toml
 from eigenshot.data.source import ArraySource
 from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError
@@ -69,37 +70,76 @@ def test_a_run_that_goes_on_has_the_sizes_that_it_began_with(changes: dict[str, 
     assert sizes(adopt_choices(asked, begun, "photos/")) == sizes(begun)
 
 
+def told(asked: dict[str, Any], begun: Config, data: Any = "photos/") -> list[str]:
+    """What keeps a run that was started with the settled ``begun`` from going on as ``asked``."""
+    stored = config_from_table(tomllib.loads(to_toml(begun)))
+    config = resolve_size(adopt_choices(load_config("folder", asked), stored, data), data, "cpu")
+    return [line.partition(":")[0] for line in differences(stored, config)]
+
+
 @pytest.mark.parametrize("data", ["photos/", "images.npz"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    "changes", [{"training__resolution": [[0, 48]]}, {"training__encoder_size": 70}]
+    "changes", [{"training.resolution": [[0, 48]]}, {"training.encoder_size": 70}]
 )
 def test_sizes_that_were_asked_for_are_to_be_asked_for_again(
-    changes: dict[str, Any], data: str
+    changes: dict[str, Any], device: str, data: str
 ) -> None:
-    begun = settled(data, **changes)
-    config = adopt_choices(load_config("folder"), begun, data)
-    assert config.data.image_size == begun.data.image_size
-    assert any(
-        key.replace("__", ".") in line for key in changes for line in differences(begun, config)
+    begun = resolve_size(
+        load_config("folder", {"engine.precision": "float32", **changes}), data, device
     )
+    assert told(changes, begun, data) == []
+    assert told({}, begun, data) == list(changes)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_only_what_was_left_out_is_told(device: str) -> None:
-    begun = settled("photos/", device, training__encoder_size=70, engine__precision="float32")
-    config = adopt_choices(load_config("folder", {"engine.precision": "float32"}), begun, "photos/")
-    (line,) = [line for line in differences(begun, config) if "training." in line]
-    assert line.startswith("training.encoder_size")
+I96, I128 = {"data.image_size": 96}, {"data.image_size": 128}
+V48, V64 = {"training.resolution": [[0, 48]]}, {"training.resolution": [[0, 64]]}
+E67, E70 = {"training.encoder_size": 67}, {"training.encoder_size": 70}
+
+
+@pytest.mark.parametrize(
+    ("begun", "asked", "expected"),
+    [
+        (V48 | E70, E70, ["training.resolution"]),
+        (V48 | E70, V48, ["training.encoder_size"]),
+        (V48 | E70, {}, ["training.encoder_size", "training.resolution"]),
+        # What is automatic for other views than those of the run is told neither.
+        ({}, V48, ["training.resolution"]),
+        ({}, E70, ["training.encoder_size"]),
+        ({}, I96, ["data.image_size"]),
+        (I128, I96, ["data.image_size"]),
+        # Pictures as large as they are kept for views of 64, and views as large as pictures.
+        ({}, I128, ["training.encoder_size", "training.resolution"]),
+        # A size of pictures that is left out is the run's own.
+        (I96, {}, []),
+        (I96, V48, ["training.resolution"]),
+        (I128 | V64, V64, []),
+        (I128 | V64, {}, ["training.resolution"]),
+        (I96 | E70, {}, ["training.encoder_size"]),
+        (I128 | V48 | E67, V48, ["training.encoder_size"]),
+    ],
+)
+def test_what_was_left_out_or_changed_is_told_and_nothing_else(
+    begun: dict[str, Any], asked: dict[str, Any], expected: list[str]
+) -> None:
+    started = resolve_size(load_config("folder", begun), "photos/", "cpu")
+    assert told(asked, started) == expected
+    assert told(begun, started) == []
+
+
+@pytest.mark.parametrize("side", [64, 84])
+@pytest.mark.parametrize("asked", [{}, V48, E70, V48 | E70])
+def test_a_run_from_before_goes_on_with_the_sizes_that_it_began_with(
+    asked: dict[str, Any], side: int
+) -> None:
+    """Pictures had been as large as a device's views are now."""
+    config = load_config("folder", {"data.image_size": side, **asked})
+    assert told(asked, resolve_size(config, "photos/", "cpu")) == []
 
 
 def test_the_largest_views_are_kept_in_the_largest_size() -> None:
     assert sizes(settled("photos/", training__resolution=[[0, 9000]]))[::2] == (16_384, 12_600)
     assert sizes(settled("photos/", training__resolution=[[0, 16_384]]))[::2] == (16_384, 16_384)
-
-
-def test_a_run_from_before_goes_on_with_views_as_large_as_its_images() -> None:
-    begun = settled("photos/", data__image_size=64)
-    assert sizes(adopt_choices(load_config("folder"), begun, "photos/")) == (64, (), 0)
 
 
 @pytest.mark.parametrize("parts", [5, 65])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from operator import eq
 from typing import Any
 
-from eigenshot.config import BackboneConfig, Config
+from eigenshot.config import BackboneConfig, Config, TrainingConfig
 from eigenshot.configcheck import LARGEST_SIDE
 from eigenshot.configfile import list_recipes
 from eigenshot.data.benchmarks.findings import count_images
@@ -36,13 +35,9 @@ def recipe_for(data: Any) -> str:
 
 def adopt_choices(config: Config, stored: Config, images: Any) -> Config:
     """Let every ``"auto"`` mean what it meant when the run was started, on whatever device."""
-    if config.data.image_size == "auto" and is_sizeless(images):
-        # A size of views or of what the encoder looks at that no device stands for had been asked
-        # for, and is to be asked for again. What else is alike shows which device it was.
-        meanings = [_sized(config, device) for device in _FOLDER_SIZE]
-        alike = [sum(map(eq, _sizes(then), _sizes(stored))) for then in meanings]
-        config = meanings[alike.index(max(alike))] if max(alike) >= 2 else config
     data, backbone, training = config.data, config.backbone, config.training
+    if is_sizeless(images) and data.image_size != stored.data.image_size:
+        training = _with_automatic_sizes(training, stored)
     if data.image_size == "auto":
         data = dataclasses.replace(data, image_size=stored.data.image_size)
     if backbone.name == "auto":
@@ -61,6 +56,26 @@ def adopt_choices(config: Config, stored: Config, images: Any) -> Config:
     return dataclasses.replace(
         config, data=data, backbone=backbone, training=training, engine=engine
     )
+
+
+def _with_automatic_sizes(asked: TrainingConfig, stored: Config) -> TrainingConfig:
+    """``asked`` with those sizes of ``stored`` that nobody had asked for, where it has none.
+
+    Others had been asked for, and are to be asked for again.
+    """
+    adopted = {}
+    for name in ("resolution", "encoder_size"):
+        usual = getattr(TrainingConfig(), name)
+        without = dataclasses.replace(
+            stored, training=dataclasses.replace(stored.training, **{name: usual})
+        )
+        # Without it the sizes would have been the same, on some device.
+        automatic = any(
+            _sizes(_sized(without, device)) == _sizes(stored) for device in _FOLDER_SIZE
+        )
+        if automatic and getattr(asked, name) == usual:
+            adopted[name] = getattr(stored.training, name)
+    return dataclasses.replace(asked, **adopted)
 
 
 def _auto_backbone(asked: BackboneConfig, name: str) -> BackboneConfig:
