@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -36,10 +37,16 @@ def _mps_is_available() -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory ran out; on a CPU and on MPS only its text tells."""
+    """Whether ``error`` says that memory ran out; on a CPU and on MPS only torch's words tell.
+
+    Those of other errors may be the name of a file, or speak of other memory.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return re.search(r"can(no|')t allocate memory|out of memory", str(error), re.I) is not None
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = re.search(r"can(no|')t allocate memory|out of memory", str(error), re.I)
+    return isinstance(error, RuntimeError) and words is not None
 
 
 def widest_float(device: torch.device | str) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -54,4 +55,19 @@ def test_every_device_s_own_words() -> None:
     assert is_out_of_memory(RuntimeError(words))
     assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"))
     assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA ran out"))
+    assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libgomp.so.1: cannot allocate memory in static TLS block"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "talks/out of memory.npz"),
+        OSError(errno.ENOSPC, "No space left on device", "out of memory"),
+        KeyError("out of memory"),
+    ],
+)
+def test_words_alone_do_not_tell_of_memory(error: Exception) -> None:
+    assert not is_out_of_memory(error)
