@@ -19,9 +19,9 @@ from eigenshot.cli_common import (
     telling_of_an_interruption,
 )
 from eigenshot.errors import CorruptFileError, UserError
-from eigenshot.files import make_room_for
+from eigenshot.files import looking_into, make_room_for
 
-_TABLES = (".csv", ".tsv", ".txt")  # what --out may be written over, by the name
+_HEADER = b"file,prediction,"  # how a table of predictions begins
 
 
 @telling_of_an_interruption()
@@ -46,7 +46,7 @@ def classify(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write a row an image to this CSV file; an older .csv, .tsv or .txt is replaced."
+            help="Write a row an image to this CSV file; an older table of predictions is replaced."
         ),
     ] = None,
     save: Annotated[
@@ -97,11 +97,8 @@ def classify(
         _refuse_to_overwrite(file, run or classifier, [support, *query, *given])
     if out is not None and save is not None and out.resolve() == save.resolve():
         raise UserError(f"--out and --save name the same file, '{out}': give each its own")
-    if out is not None and os.path.exists(out) and out.suffix.lower() not in _TABLES:
-        raise UserError(
-            f"'{out}' is there already and no table by its name ({', '.join(_TABLES)}): "
-            "remove it first, or write to another"
-        )
+    if out is not None and os.path.exists(out):
+        _check_is_predictions(out)
     if save is not None and os.path.exists(save):
         _check_is_classifier(save)
 
@@ -160,6 +157,20 @@ def _refuse_run(queries: list[Path]) -> None:
                 f"RUN ('{place}') and --classifier exclude each other: a kept classifier brings "
                 "its encoder along; leave one of them out"
             )
+
+
+def _check_is_predictions(file: Path) -> None:
+    """A table of predictions may be replaced by the next one; nothing else may."""
+    begins = b""
+    with looking_into(file):
+        if file.is_file():  # to read from anything else may take for ever
+            with file.open("rb") as handle:
+                begins = handle.read(len(_HEADER))
+    if begins != _HEADER:
+        raise UserError(
+            f"'{file}' is there already and no table of predictions: remove it first, or write to "
+            "another"
+        )
 
 
 def _check_is_classifier(file: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from eigenshot.cli_classify import classify as command
-from eigenshot.errors import UnreadableWarning, UserError
+from eigenshot.errors import CannotRead, UnreadableWarning, UserError
 from eigenshot.evaluation.classifier import FewShotClassifier
 from eigenshot.evaluation.classifier_file import load_classifier
 from eigenshot.evaluation.classify import NONE_OF_THESE, classify
@@ -297,25 +298,46 @@ class TestCommand:
             self.run(app, *beside)
         assert {file: file.read_bytes() for file in before} == before
 
-    def test_what_another_wrote_is_not_written_over(self, app: typer.Typer, place: Path) -> None:
+    def test_what_another_wrote_is_not_written_over(
+        self, app: typer.Typer, place: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
         common = (place, "--support", place / "support", "--query", place / "queries")
-        photo, script = place.parent / "photo.png", place.parent / "mine.py"
-        other = place.parent / "other" / "encoder.safetensors"
-        other.parent.mkdir()
-        small_encoder().save(other)
-        photo.write_bytes((place / "queries/blue/0.png").read_bytes())
-        script.write_text("print('mine')")
-        before = {file: file.read_bytes() for file in (photo, script, other)}
-        for option, file, sentence in (
-            ("--out", photo, "no table by its name"),
-            ("--out", script, "no table by its name"),
-            ("--out", other, "no table by its name"),
-            ("--save", photo, "no kept classifier"),
-            ("--save", other, "no kept classifier"),
+        elsewhere = tmp_path_factory.mktemp("elsewhere")
+        small_encoder().save(elsewhere / "encoder.safetensors")
+        picture = (place / "queries/blue/0.png").read_bytes()
+        for name, content in (
+            ("photo.png", picture),
+            ("mine.py", b"print('mine')"),
+            ("notes.txt", b"the third one is a file,prediction, or so"),
+            ("table.csv", b"name,file,prediction\n"),
+            ("empty.csv", b""),
         ):
-            with pytest.raises(UserError, match=f"is there already and {sentence}"):
-                self.run(app, *common, option, file)
-        assert {file: file.read_bytes() for file in before} == before
+            (elsewhere / name).write_bytes(content)
+        before = {file: file.read_bytes() for file in elsewhere.iterdir()}
+        for file in before:
+            for option, kind in (("--out", "table of predictions"), ("--save", "kept classifier")):
+                with pytest.raises(UserError, match=f"is there already and no {kind}: remove it"):
+                    self.run(app, *common, option, file)
+        assert {file: file.read_bytes() for file in elsewhere.iterdir()} == before
+
+    @pytest.mark.parametrize("name", ["table.csv", "table.tsv", "table.txt", "table"])
+    def test_a_table_of_predictions_is_replaced_whatever_its_name(
+        self, app: typer.Typer, place: Path, name: str
+    ) -> None:
+        common = (place, "--support", place / "support", "--out", place / name)
+        for query, rows in (("queries", 6), ("queries/blue", 2)):
+            self.run(app, *common, "--query", place / query)
+            assert len((place / name).read_text().splitlines()) == 1 + rows
+
+    def test_a_table_that_may_not_be_read_is_not_written_over(
+        self, app: typer.Typer, place: Path, deny: Callable[[Path], None]
+    ) -> None:
+        table = place / "table.csv"
+        table.write_text("file,prediction,p(blue)\n")
+        deny(table)
+        common = (place, "--support", place / "support", "--query", place / "queries")
+        with pytest.raises(CannotRead, match=r"^cannot read '.*table.csv': permission denied$"):
+            self.run(app, *common, "--out", table)
 
     def test_a_class_of_the_name_of_the_verdict(self, app: typer.Typer, place: Path) -> None:
         (place / "support" / "blue").rename(place / "support" / NONE_OF_THESE)
