@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,6 +134,98 @@ class TestLaunch:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
         with pytest.raises(UserError, match="use the command line or a script"):
             launch("cpu", 2)
+
+
+# Three processes that never meet. Of the two that the first one starts one ends of Ctrl-C, a moment
+# later, and one does not hear it; each makes a file, to say that it is there.
+NEVER_MET = """
+import os, signal, sys, threading, time
+from pathlib import Path
+
+folder, how, period = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+
+def end_late(*_):
+    time.sleep(0.2)
+    os._exit(1)
+
+if rank := int(os.environ.get("LOCAL_RANK", "0")):
+    signal.signal(signal.SIGINT, end_late if rank == 1 else signal.SIG_IGN)
+    (folder / str(os.getpid())).touch()
+    os.close(1)  # so that the first process ends what it says there
+    time.sleep(300)
+
+from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from eigenshot.training.launch import launch
+
+_ChildProcessObserver.__init__.__defaults__ = (period,)
+wait_for_others = DDPStrategy.setup_environment
+
+def tell_when_waiting():  # in torch, which is at the same place for long
+    main, before, still = threading.main_thread().ident, None, 0
+    while still < 10:
+        frame = sys._current_frames()[main]
+        now = (frame.f_code, frame.f_lasti)
+        waits = "distributed" in frame.f_code.co_filename and now == before
+        before, still = now, still + 1 if waits else 0
+        time.sleep(0.05)
+    print("waiting", flush=True)
+
+def meet(strategy):
+    while len(list(folder.iterdir())) < 2:
+        time.sleep(0.01)
+    if how == "fails":
+        raise OSError("no way to meet")
+    if how == "waits in Python":
+        print("waiting", flush=True)
+        time.sleep(300)
+    threading.Thread(target=tell_when_waiting, daemon=True).start()
+    wait_for_others(strategy)
+
+DDPStrategy.setup_environment = meet
+try:
+    launch("cpu", 3)
+except (KeyboardInterrupt, OSError) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+class TestEndOfAMeeting:
+    """Where processes do not meet none is left, and a person is told once."""
+
+    def outcome(self, folder: Path, how: str, period: float = 5.0) -> tuple[int, str]:
+        """Exit code and what was said, once all have ended; Ctrl-C is for all, as in a terminal.
+
+        Fabric looks after the processes once in ``period`` seconds, in which they may end.
+        """
+        script, marks = folder / "script.py", folder / "marks"
+        script.write_text(NEVER_MET)
+        marks.mkdir()
+        command = [sys.executable, str(script), str(marks), how, str(period)]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, start_new_session=True, text=True, **pipes) as process:
+            try:
+                assert process.stdout is not None
+                if process.stdout.readline():  # else it has ended by itself
+                    os.killpg(process.pid, signal.SIGINT)
+                # The pipe of messages ends with the last of the processes, which all have it.
+                _, said = process.communicate(timeout=20)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, said
+
+    @pytest.mark.parametrize("period", [5.0, 0.05])
+    def test_ctrl_c_where_they_wait_outside_python(self, tmp_path: Path, period: float) -> None:
+        code, said = self.outcome(tmp_path, "waits", period)
+        assert said == "interrupted while the processes met; nothing was begun\n"
+        assert code == 130
+
+    def test_ctrl_c_where_python_is_at_work(self, tmp_path: Path) -> None:
+        assert self.outcome(tmp_path, "waits in Python", 0.05) == (1, "KeyboardInterrupt: \n")
+
+    def test_what_fails_before_they_have_met(self, tmp_path: Path) -> None:
+        assert self.outcome(tmp_path, "fails") == (1, "OSError: no way to meet\n")
 
 
 class TestMeeting:
