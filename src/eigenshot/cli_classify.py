@@ -160,13 +160,13 @@ def _refuse_run(queries: list[Path]) -> None:
 
 
 def _check_is_predictions(file: Path) -> None:
-    """A table of predictions may be replaced by the next one; nothing else may."""
-    begins = b""
+    """A table of predictions may be replaced by the next one, and so may nothing at all."""
+    replaceable = False
     with looking_into(file):
         if file.is_file():  # to read from anything else may take for ever
             with file.open("rb") as handle:
-                begins = handle.read(len(_HEADER))
-    if begins != _HEADER:
+                replaceable = handle.read(len(_HEADER)) in (_HEADER, b"")
+    if not replaceable:
         raise UserError(
             f"'{file}' is there already and no table of predictions: remove it first, or write to "
             "another"
