@@ -166,7 +166,6 @@ def pretrain(
     from eigenshot.training.lengthen import settings_for
     from eigenshot.training.pretrain import pretrain as run_pretraining
 
-    find_own_code(method, backbone)
     given: dict[str, Any] = {
         "method.name": method,
         "backbone.name": backbone,
@@ -186,7 +185,9 @@ def pretrain(
                 "them out"
             )
     overrides.update(asked)
-    config = settings_for(data, overrides, recipe=recipe, lengthen=lengthen)
+    begun = out if resume else None
+    config = settings_for(data, overrides, recipe=recipe, lengthen=lengthen, begun=begun)
+    find_own_code(config.method.name, config.backbone.name)
     run = run_pretraining(
         data,
         config,

@@ -64,6 +64,14 @@ def reproduce(
     runs: Annotated[Path, typer.Option(help="Folder of the runs themselves.")] = Path(
         "runs/reproduce"
     ),
+    lengthen: Annotated[
+        bool,
+        typer.Option(
+            "--lengthen",
+            help="Go on from shorter runs even where that does not come to the very same, which "
+            "the table then says.",
+        ),
+    ] = False,
     side_by_side: Annotated[
         int, typer.Option(help="Runs at a time on the device, each in a process of its own.")
     ] = 1,
@@ -97,7 +105,7 @@ def reproduce(
     plan = make_plan(chosen, choices, given=table)
     if plan.mistakes and not results_only:  # what was measured before can be shown all the same
         raise UserError(f"table '{table}': {plan.mistakes[0]}")
-    places = Places(results.expanduser(), runs.expanduser())
+    places = Places(results.expanduser(), runs.expanduser(), lengthen)
     stderr = Console(stderr=True)
     reporter = ConsoleReporter(stderr)
     session = Session()
@@ -231,7 +239,7 @@ def _described(
             return "cannot be run here, see the notes of the table"
         folder = places.folder(run)
         shared = folder in trained
-        shorter = places.shorter(run)
+        shorter = places.shorter(run, device)
         begun = "goes on in" if folder.exists() else "runs in"
         begun = f"goes on from {shorter.folder.path} in" if shorter else begun
         begun = "measures what a row above trains in" if shared else begun

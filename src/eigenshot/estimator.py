@@ -105,7 +105,8 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
             if value is not None:
                 overrides[key] = value
         overrides.update(self.settings or {})
-        config = settings_for(X, overrides, recipe=self.recipe, lengthen=self.lengthen)
+        begun = self.out if self.resume else None
+        config = settings_for(X, overrides, recipe=self.recipe, lengthen=self.lengthen, begun=begun)
         if y is not None and learns_from_labels(config.method.name):
             if not isinstance(X, np.ndarray | Tensor):
                 raise UserError("labels are taken beside an array of images; a folder has its own")

@@ -20,7 +20,7 @@ from eigenshot.reproduction.plan import Choices, Plan, PlannedRun, make_plan
 from eigenshot.reproduction.rendering import as_text
 from eigenshot.reproduction.results import Result
 from eigenshot.reproduction.session import Session, run_all
-from tests.reproduction.miniature import keep, made_up, miniature
+from tests.reproduction.miniature import RECIPE, keep, made_up, miniature
 
 FLAT = {"optimizer.schedule": "trapezoid", "optimizer.warmup_epochs": 0.0}
 
@@ -110,8 +110,63 @@ def test_it_begins_anew_where_the_shorter_one_is_another(
     bench: Bench, other: dict[str, Any]
 ) -> None:
     bench(bench.run(2, **other))
-    assert bench.places.shorter(bench.run(4)) is None
+    assert bench.places.shorter(bench.run(4), "cpu") is None
     assert bench(bench.run(4)).lengthened == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("[optimizer]\nlr = 0.01", {}),
+        ("[optimizer]\nwarmup_epochs = 1.5", {"optimizer.warmup_epochs": None}),
+        ("", {"checkpoint.plateau": "small"}),
+    ],
+)
+def test_one_that_is_called_alike_must_be_alike_and_come_to_the_same(
+    tmp_path: Path, recipe: str, options: dict[str, Any]
+) -> None:
+    """Other settings of the recipe, a warm-up that did not fit, a state that was kept small."""
+    bench = Bench(tmp_path, **options)
+    bench.settings = {key: value for key, value in bench.settings.items() if value is not None}
+    (tmp_path / "tiny.toml").write_text(f"{RECIPE}{recipe}\n")
+    bench(bench.run(2))
+    if "lr" in recipe:
+        (tmp_path / "tiny.toml").write_text(RECIPE)
+    run = bench.run(4)
+    assert run.is_named_alike(bench.places.folder(bench.run(2)).name)
+    assert bench.places.shorter(run, "cpu") is None
+    allowed = dataclasses.replace(bench.places, lengthen=True).shorter(run, "cpu")
+    assert (allowed is not None) == ("lr" not in recipe)
+
+
+def test_what_another_device_chose_is_not_taken_over(bench: Bench) -> None:
+    bench(bench.run(2))
+    config = bench.places.folder(bench.run(2)) / "config.toml"
+    config.write_text(config.read_text().replace('"float32"', '"bf16"'))
+    assert bench(bench.run(4)).lengthened == []
+
+
+def test_images_that_have_changed_are_told_with_options_that_are_there(bench: Bench) -> None:
+    bench(bench.run(2))
+    folder = bench.places.runs.parent
+    with np.load(folder / "train.npz") as kept:
+        images, labels = kept["images"], kept["labels"]
+    np.savez(folder / "train.npz", images=255 - images, labels=labels)
+    session = run_all([bench.run(4)], bench.places, device="cpu")
+    assert session.failed
+    (remark,) = next(iter(session.remarks.values()))
+    assert "or choose another --runs" in remark
+    assert "--lengthen" not in remark
+
+
+def test_one_whose_checkpoints_were_cleared_away_is_measured_again(bench: Bench) -> None:
+    runs = [bench.run(2), bench.run(4)]
+    right = [answers(bench, bench(run)) for run in runs][1]
+    for run in runs:
+        shutil.rmtree(bench.places.folder(run) / "checkpoints")
+    bench.places.result(runs[1]).unlink()
+    for shots, counts in answers(bench, bench(runs[1])).items():
+        np.testing.assert_array_equal(counts, right[shots])
 
 
 def test_shorter_ones_that_nothing_can_go_on_from_are_passed_over(bench: Bench) -> None:
@@ -121,7 +176,7 @@ def test_shorter_ones_that_nothing_can_go_on_from_are_passed_over(bench: Bench) 
     (folder / "checkpoints" / "plateau.safetensors").unlink()
     stray = folder.with_name(folder.name.replace("2ep", "3ep"))
     stray.mkdir()
-    assert bench.places.shorter(bench.run(4)) is None
+    assert bench.places.shorter(bench.run(4), "cpu") is None
 
 
 def test_what_is_done_counts_in_the_estimate(bench: Bench) -> None:
@@ -136,11 +191,12 @@ def test_what_is_done_counts_in_the_estimate(bench: Bench) -> None:
     estimator = Estimator(bench.places.results, "cpu")
     folder = bench.places.folder(longer)
     assert estimator.known(longer, folder) == pytest.approx(80)
-    assert estimator.known(longer, folder, bench.places.shorter(longer)) == pytest.approx(50)
+    assert estimator.known(longer, folder, bench.places.shorter(longer, "cpu")) == pytest.approx(50)
 
 
 def test_a_state_that_had_been_rounded_is_noted_in_result_and_table(tmp_path: Path) -> None:
     bench = Bench(tmp_path, **{"checkpoint.plateau": "small"})
+    bench.places = dataclasses.replace(bench.places, lengthen=True)
     bench(bench.run(2))
     result = bench(bench.run(4))
     (entry,) = result.lengthened

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from eigenshot.cli import app
 from eigenshot.config import Config
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.estimator import DeepLaplacianEigenmaps
-from eigenshot.tensorfile import read_tensors
+from eigenshot.tensorfile import read_tensors, write_tensors
 from eigenshot.training.checkpoint import FORMAT
-from eigenshot.training.lengthen import lengthened_config
+from eigenshot.training.lengthen import settings_for
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.pretrain import pretrain
-from tests.training.test_pretrain import Recorder, tiny
+from tests.training.test_pretrain import TINY, Recorder, tiny
 
 SHORT, LONG = 2, 4  # epochs, of five steps each
 ON_ARRAYS: dict[str, Any] = {
@@ -167,6 +170,13 @@ def test_a_disk_that_is_full_is_told_and_what_is_there_stays(
     assert encoder_of(run) == encoder_of(long)
 
 
+def test_what_it_tells_of_itself_may_be_damaged(short: Path, long: Path, tmp_path: Path) -> None:
+    shutil.copytree(short, tmp_path / "short")
+    (tmp_path / "short" / "summary.json").write_text("{")
+    train(flat(LONG), tmp_path / "longer", lengthen=tmp_path / "short")
+    assert encoder_of(tmp_path / "longer") == encoder_of(long)
+
+
 def test_a_damaged_state_is_told_and_leaves_no_folder(short: Path, tmp_path: Path) -> None:
     shutil.copytree(short, tmp_path / "short")
     file = tmp_path / "short" / "checkpoints" / "plateau.safetensors"
@@ -176,30 +186,73 @@ def test_a_damaged_state_is_told_and_leaves_no_folder(short: Path, tmp_path: Pat
     assert not (tmp_path / "longer").exists()
 
 
-class TestViewsThatGrow:
-    STAGES = ((0.0, 16), (0.4, 20), (0.75, 24), (0.9, 28))
+def test_the_best_state_goes_along_where_it_is_still_there(tmp_path: Path) -> None:
+    probed = {"probe__kind": "knn"}
+    best, plateau = (Path("checkpoints", f"{name}.safetensors") for name in ("best", "plateau"))
+    train(flat(LONG, **probed), tmp_path / "short")
+    # The state after 15 steps has seen its best after 10, which no later one surpasses; the file
+    # has that, or what the shorter run came to in its fall.
+    for kept_at in (10, 18):
+        short, longer = tmp_path / f"short{kept_at}", tmp_path / f"longer{kept_at}"
+        shutil.copytree(tmp_path / "short", short)
+        for file, changes in ((best, {"step": kept_at}), (plateau, {"best": [1e9, 10, "probe"]})):
+            tensors, header = read_tensors(short / file, kind=FORMAT)
+            write_tensors(short / file, tensors, {**header, **changes}, kind=FORMAT)
+        train(flat(6, **probed), longer, lengthen=short)
+        step = read_tensors(longer / best, kind=FORMAT)[1]["step"]
+        assert step == 10 if kept_at == 10 else step > 15
 
-    def test_they_grow_when_they_did_and_in_the_fall_at_the_same_share_of_it(
-        self, tmp_path: Path
-    ) -> None:
-        train(flat(SHORT, training__resolution=[list(s) for s in self.STAGES]), tmp_path / "short")
-        config = lengthened_config(tmp_path / "short", {"training.epochs": LONG})
-        assert config.training.resolution == ((0.0, 16), (0.2, 20), (0.75, 24), (0.9, 28))
-        train(config, tmp_path / "longer", lengthen=tmp_path / "short")
-        train(config, tmp_path / "anew")
-        assert encoder_of(tmp_path / "longer") == encoder_of(tmp_path / "anew")
 
-        shorter_fall = {"training.epochs": LONG, "optimizer.cooldown": 0.125}
-        config = lengthened_config(tmp_path / "short", shorter_fall)
-        assert config.training.resolution == ((0.0, 16), (0.2, 20), (0.875, 24), (0.95, 28))
+def test_a_finished_one_whose_checkpoints_were_cleared_away_is_finished(
+    short: Path, tmp_path: Path
+) -> None:
+    train(flat(LONG), tmp_path / "longer", lengthen=short)
+    shutil.rmtree(tmp_path / "longer" / "checkpoints")
+    for named in (short, None):
+        recorder = train(flat(LONG), tmp_path / "longer", resume=True, lengthen=named)
+        assert [note for note in recorder.notes if note.endswith("is finished already")]
 
-        asked = {"training.epochs": LONG, "training.resolution": [[0, 16], [0.1, 20]]}
-        config = lengthened_config(tmp_path / "short", asked)
-        with pytest.raises(
-            UserError, match=r"20 px from epoch 0\.8 on in the run, .* epoch 0\.4 on"
-        ):
-            train(config, tmp_path / "other", lengthen=tmp_path / "short")
-        assert not (tmp_path / "other").exists()
+
+def test_resume_in_a_new_folder_says_where_it_goes_on_and_nothing_else(
+    short: Path, tmp_path: Path
+) -> None:
+    recorder = train(flat(LONG), tmp_path / "longer", lengthen=short, resume=True)
+    assert "going on from step 8 of 20" in recorder.notes
+    assert not any("afresh" in note for note in recorder.notes)
+
+
+def test_once_begun_it_needs_the_shorter_run_no_longer(
+    short: Path, long: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(flat(LONG), run, lengthen=short, recorder=Recorder(stop_at=9))
+    gone = tmp_path / "gone"
+    config = settings_for("glyphs", {"training.epochs": LONG}, lengthen=gone, begun=run)
+    train(config, run, lengthen=gone, resume=True)
+    assert encoder_of(run) == encoder_of(long)
+
+
+def test_the_method_of_one_s_own_is_found_by_the_name_that_the_shorter_run_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "lengthen_mine.py").write_text(
+        "from eigenshot.methods import DeepLaplacianEigenmapsMethod\n"
+        "class Mine(DeepLaplacianEigenmapsMethod):\n"
+        "    pass\n"
+    )
+    tiny_settings = [f"--set={key}={value}" for key, value in TINY.items() if "epochs" not in key]
+    flat_rate = ["--set=optimizer.schedule=trapezoid", "--method=lengthen_mine:Mine"]
+    for words in (
+        ["--out=a", "--epochs=2", *tiny_settings, *flat_rate],
+        ["--out=b", "--epochs=4", "--lengthen=a"],
+    ):
+        monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+        sys.modules.pop("lengthen_mine", None)
+        result = CliRunner().invoke(app, ["pretrain", "glyphs", "--device=cpu", *words])
+        assert result.exit_code == 0, result.output + repr(result.exception)
 
 
 class TestSmall:
@@ -236,90 +289,6 @@ class TestSmall:
         assert not (tmp_path / "short" / "checkpoints" / "plateau.safetensors").exists()
         with pytest.raises(UserError, match=r"its checkpoint\.plateau is off"):
             train(flat(LONG), tmp_path / "longer", lengthen=tmp_path / "short")
-
-
-class TestWhatIsTold:
-    def test_a_method_that_goes_by_the_length_of_the_run(self, tmp_path: Path) -> None:
-        target = {"method__name": "byol", "method__options__predictor_width": 16}
-        for schedule, told in (("cosine", True), ("constant", False)):
-            changes = {**target, "method__options__schedule": schedule}
-            train(flat(SHORT, **changes), tmp_path / schedule)
-            longer = tmp_path / f"{schedule}-longer"
-            recorder = train(flat(LONG, **changes), longer, lengthen=tmp_path / schedule)
-            reason = "the method goes by how far a run is"
-            assert any(note.endswith(reason) for note in recorder.notes) == told
-
-    def test_a_warm_up_that_did_not_fit(self, tmp_path: Path) -> None:
-        changes = {"optimizer__warmup_epochs": 1.5}
-        train(flat(SHORT, **changes), tmp_path / "short")
-        recorder = train(flat(LONG, **changes), tmp_path / "longer", lengthen=tmp_path / "short")
-        assert any(note.endswith("its warm-up was cut short") for note in recorder.notes)
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"optimizer__lr": 0.5}, "optimizer.lr: 0.15 in the run, 0.5 asked"),
-            ({"training__seed": 1}, "training.seed: 0 in the run, 1 asked"),
-            ({"training__epochs": 1}, "its rate fell from epoch 1.5 on, and that of 1 epochs"),
-            ({"training__epochs": SHORT}, "it has 2 epochs already: ask for more --epochs"),
-            ({"optimizer__schedule": "cosine"}, "optimizer.schedule: 'trapezoid' in the run"),
-        ],
-    )
-    def test_other_settings(
-        self, short: Path, tmp_path: Path, changes: dict[str, Any], words: str
-    ) -> None:
-        with pytest.raises(UserError, match="cannot be lengthened so") as caught:
-            train(flat(**{"epochs": LONG, **_named(changes)}), tmp_path / "longer", lengthen=short)
-        assert words in str(caught.value)
-        assert not (tmp_path / "longer").exists()
-
-    def test_other_images(self, tmp_path: Path) -> None:
-        images = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
-        DeepLaplacianEigenmaps(epochs=2, out=tmp_path / "short", **ON_ARRAYS).fit(images)
-        longer = DeepLaplacianEigenmaps(
-            epochs=4, lengthen=tmp_path / "short", out=tmp_path / "longer"
-        )
-        with pytest.raises(UserError, match="the images: 32 of 'array' in the run, 32 of 'array'"):
-            longer.fit(255 - images)
-        assert not (tmp_path / "longer").exists()
-
-    def test_weights_from_elsewhere_beside_it(self, short: Path, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="leave out --init"):
-            train(flat(LONG), tmp_path / "longer", lengthen=short, initial=short)
-
-    def test_what_is_no_run(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="holds no run of eigenshot that could be lengthened"):
-            lengthened_config(tmp_path, {})
-
-    def test_a_cosine(self, tmp_path: Path) -> None:
-        train(tiny(), tmp_path / "short")
-        with pytest.raises(UserError, match="its rate falls along a cosine"):
-            lengthened_config(tmp_path / "short", {"training.epochs": LONG})
-
-    def test_one_that_has_not_come_so_far(self, tmp_path: Path) -> None:
-        with pytest.raises(Interrupted):
-            train(flat(SHORT), tmp_path / "short", recorder=Recorder(stop_at=4))
-        with pytest.raises(UserError, match="the state from before its rate falls, is not there y"):
-            lengthened_config(tmp_path / "short", {"training.epochs": LONG})
-
-    def test_more_epochs_in_its_own_folder_and_how_to_have_them(self, short: Path) -> None:
-        with pytest.raises(UserError, match=r"--lengthen .* goes on from it for more --ep"):
-            train(flat(LONG), short, resume=True)
-
-    def test_a_recipe_beside_it(self, short: Path) -> None:
-        with pytest.raises(UserError, match="leave out the recipe"):
-            DeepLaplacianEigenmaps(recipe="glyphs", lengthen=short).fit("glyphs")
-
-    def test_its_own_folder(self, short: Path) -> None:
-        with pytest.raises(UserError, match="choose another --out"):
-            train(flat(LONG), short, lengthen=short)
-
-
-def _named(changes: dict[str, Any]) -> dict[str, Any]:
-    """Epochs by the name that `flat` has for them."""
-    return {"epochs" if key == "training__epochs" else key: v for key, v in changes.items()}
 
 
 def test_the_estimator_goes_on_from_a_run_with_its_settings(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from eigenshot.networks import Backbone, Projector
 from eigenshot.networks.apart import halves_apart
 from eigenshot.networks.projector import Standardize
+from eigenshot.options import parameters_of
+
+_AFTER_STEP = ("after_step", "momentum_at")
 
 
 class Interpolation(Protocol):
@@ -126,11 +129,11 @@ class Method(nn.Module):
 
     @property
     def goes_by_length(self) -> bool:
-        """Whether `after_step` does something else in a longer run after as many steps.
+        """Whether `after_step` does something else after as many steps of a longer run.
 
-        So it is assumed of a subclass that has an `after_step` of its own and says nothing here.
+        A class with an `after_step` of its own says so anew; where it does not, see `heeds_length`.
         """
-        return type(self).after_step is not Method.after_step
+        return False
 
     def constant_rate(self) -> list[nn.Parameter]:
         """Parameters whose learning rate stays as it starts, where a method wants that."""
@@ -211,3 +214,23 @@ def _without_standardize(projector: nn.Module) -> Iterator[None]:
         del projector.forward
         if standing_in is not None:
             projector.forward = standing_in
+
+
+def takes_progress(method: nn.Module) -> bool:
+    """Whether ``after_step`` of a method, which need not be a `Method`, is told the progress."""
+    after_step = getattr(method, "after_step", None)
+    return callable(after_step) and bool(parameters_of(after_step))
+
+
+def heeds_length(method: nn.Module) -> bool:
+    """Whether what ``method`` does after a step depends on how long the run is.
+
+    A class that has inherited ``goes_by_length`` and has an ``after_step`` of its own has vouched
+    for nothing: if that is told the progress, it may well heed it.
+    """
+    classes = type(method).__mro__
+    owner = next((n for n, kind in enumerate(classes) if "goes_by_length" in vars(kind)), None)
+    overridden = any(name in vars(kind) for kind in classes[:owner] for name in _AFTER_STEP)
+    if owner is None or overridden:
+        return takes_progress(method)
+    return bool(method.goes_by_length)

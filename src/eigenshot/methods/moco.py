@@ -164,6 +164,11 @@ class MoCo(MomentumMethod):
         similarity = (queries_b.detach() * mixed(keys_a, mix)).sum(dim=1).mean()
         return {"loss": loss, "similarity": similarity}
 
+    @property
+    def goes_by_length(self) -> bool:
+        """As of every target that follows; what else is done is alike in runs of any length."""
+        return super().goes_by_length
+
     def after_step(self, progress: float) -> None:
         """Let the target follow, and every process know the running statistics of all groups."""
         super().after_step(progress)

@@ -33,21 +33,24 @@ from eigenshot.reproduction.results import (
     write_result,
 )
 from eigenshot.reproduction.versions import other_settings, version_of
-from eigenshot.training.choices import adopt_choices
+from eigenshot.training.choices import adopt_choices, resolve_size
 from eigenshot.training.lengthen import Shorter
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.runfolder import RunFolder
+from eigenshot.training.setup import method_on_trial
 
 
 @dataclass(frozen=True)
 class Places:
     """Where result files and run folders are kept.
 
-    What was made otherwise than a run would be now keeps its name; the run takes another.
+    What was made otherwise than a run would be now keeps its name; the run takes another. With
+    ``lengthen`` runs go on from shorter ones also where that does not quite come to the same.
     """
 
     results: Path
     runs: Path
+    lengthen: bool = False
 
     def folder(self, run: PlannedRun) -> Path:
         """A run's folder. Tables and rows that want the same training share it."""
@@ -61,21 +64,28 @@ class Places:
             return plain
         return plain.with_name(run.named(version_of(run.trained, run.config, evaluation=False)))
 
-    def shorter(self, run: PlannedRun) -> Shorter | None:
-        """The longest run that this one can go on from; None if there is none, or none needed."""
-        folder = self.folder(run)
-        has_state = RunFolder(folder).last.exists()
-        if has_state or run.config.optimizer.schedule != "trapezoid":
+    def shorter(self, run: PlannedRun, device: str) -> Shorter | None:
+        """The longest run that this one can go on from; None without one, and once it has begun."""
+        own = RunFolder(self.folder(run))
+        needless = own.last.exists() or own.finished
+        if needless or run.config.optimizer.schedule != "trapezoid":
             return None
         found = []
-        for place in folder.parent.glob("*ep-seed*"):
-            if not run.is_named_alike(place.name):
-                continue
-            with contextlib.suppress(UserError):  # such as one that has not come so far
-                shorter = Shorter.at(place)
-                config = adopt_choices(run.config, shorter.config, run.part.data)
-                found += [] if shorter.obstacles(config) else [shorter]
+        for place in own.path.parent.glob("*ep-seed*"):
+            if run.is_named_alike(place.name):
+                with contextlib.suppress(UserError):  # such as one that has not come so far
+                    shorter = Shorter.at(place)
+                    found += [shorter] if self._can_go_on(run, shorter, device) else []
         return max(found, key=lambda shorter: shorter.epochs, default=None)
+
+    def _can_go_on(self, run: PlannedRun, shorter: Shorter, device: str) -> bool:
+        # What is automatic means what it does here: another device may have chosen otherwise.
+        config = resolve_size(run.config, run.part.data, choose_device(device))
+        config = adopt_choices(config, shorter.config, run.part.data)
+        method = method_on_trial(config)
+        if shorter.obstacles(config) or method is None:
+            return False
+        return self.lengthen or not shorter.otherwise(config, method)
 
     def variant(self, run: PlannedRun) -> str:
         """The variant that a run's result is kept as."""
@@ -110,7 +120,7 @@ def execute(
     reporter = reporter or Reporter()
     folder = places.folder(run)
     trained_before = RunFolder(folder).finished
-    shorter = places.shorter(run)
+    shorter = places.shorter(run, device)
     if shorter is not None:
         reporter.note(f"goes on from '{shorter.folder.path}', where its rate began to fall")
     trained = pretrain(

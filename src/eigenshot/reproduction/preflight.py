@@ -29,6 +29,8 @@ from eigenshot.reproduction.plan import PlannedRun
 
 # Options of other commands, and what stands for them here.
 _HERE = {
+    r"or start anew without --lengthen": "or choose another --runs",
+    r"name that run again with --lengthen": "remove its folder to begin anew",
     r"(?<!\S)--out\b": "--runs",
     r"(?<!\S)--(ways|queries) (\d+)": r"--set evaluation.\1=\2",
     r"\(--queries\)": "(--set evaluation.queries=…)",

@@ -187,7 +187,7 @@ def _fits(
     """Why a run is not begun for lack of time, or None, and until when it may train."""
     if end <= time.monotonic():
         return "not begun: the budget is spent", end
-    folder, shorter = places.folder(run), places.shorter(run)
+    folder, shorter = places.folder(run), places.shorter(run, estimator.device)
     needed = estimator.known(run, folder, shorter)
     if needed is None:
         needed = estimator.measured(run, folder, reporter, shorter)

@@ -7,23 +7,25 @@ goes on to the same encoder that it would have come to from its own first step.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from eigenshot.config import Config, differences
 from eigenshot.configfile import load_config
-from eigenshot.errors import UserError, reason_of
-from eigenshot.options import parameters_of
+from eigenshot.errors import CorruptFileError, UserError, reason_of
+from eigenshot.methods.base import heeds_length
 from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import Content, read_tensors
-from eigenshot.training.checkpoint import FORMAT
+from eigenshot.training.checkpoint import FORMAT, link_or_copy
 from eigenshot.training.choices import recipe_for
 from eigenshot.training.runfolder import RunFolder
+from eigenshot.training.schedule import schedule_of
 
 # What a longer run may have otherwise: the moments of its changes, and what happens at its end.
 _OF_LENGTH = (
@@ -79,22 +81,35 @@ class Shorter:
             for text in differences(self.config, config)
             if text.partition(":")[0] not in _OF_LENGTH
         ]
-        own = self.epochs
-        epochs, new = config.training.epochs, _plateau_epochs(config)
-        if new < own - _EXACT:
-            found.append(
-                f"its rate fell from epoch {own:g} on, and that of {epochs} epochs would from "
-                f"epoch {new:g} on: ask for more --epochs"
-            )
-        elif epochs == self.config.training.epochs and new < own + _EXACT:
-            found.append(f"it has {epochs} epochs already: ask for more --epochs")
-        sizes = [_changes(each, until=own) for each in (self.config, config)]
+        if self.is_too_short(config):
+            return [
+                *found,
+                f"its rate fell from epoch {self.epochs:g} on, and that of "
+                f"{config.training.epochs} epochs would from epoch {_plateau_epochs(config):g} on: "
+                "ask for more --epochs, of all together",
+            ]
+        if config.training.epochs == self.config.training.epochs and self.epochs + _EXACT > (
+            _plateau_epochs(config)
+        ):
+            found.append(f"it has {config.training.epochs} epochs already: ask for more --epochs")
+        sizes = [_changes(each, until=self.epochs) for each in (self.config, config)]
         if sizes[0] != sizes[1]:
             found.append(
                 f"training.resolution: {_listed(sizes[0])} in the run, {_listed(sizes[1])} asked, "
                 "before its rate fell"
             )
         return found
+
+    def is_too_short(self, config: Config) -> bool:
+        """Whether the rate of a run with these settings falls before this one's did."""
+        return _plateau_epochs(config) < self.epochs - _EXACT
+
+    def otherwise(self, config: Config, method: nn.Module) -> list[str]:
+        """Why a run that goes on from here is not what it would have been from its own first step.
+
+        A text for each reason; none where both come to the same.
+        """
+        return self._otherwise(config, method, self._state()[1])
 
     def check(self, config: Config) -> None:
         """Refuse settings with which a run cannot go on from this one."""
@@ -121,11 +136,15 @@ class Shorter:
 
         Why it may not end where it would have from a first step of its own is told and kept.
         """
-        tensors, header = read_tensors(self.folder.plateau, kind=FORMAT)
+        tensors, header = self._state()
+        self._check_fits(tensors, method)
         step = int(header["step"])
-        otherwise = self._otherwise(config, header, method)
+        otherwise = self._otherwise(config, method, header)
         own = self.folder.read_data()
-        summary = self.folder.read_summary()
+        try:
+            summary = self.folder.read_summary()
+        except CorruptFileError:  # not finished, or damaged since: what it tells is not needed
+            summary = {}
         history = {
             "epochs": self.config.training.epochs,
             "step": step,
@@ -138,23 +157,65 @@ class Shorter:
         folder.start(config, {**identity, "lengthened": lengthened})
         try:
             folder.keep_metrics([r for r in self.folder.metrics() if r["step"] <= step])
-            # The best so far may have been of a later moment than this.
-            Content(FORMAT, tensors, {**header, "best": [None, -1, ""]}).write(folder.last)
+            if not self._hand_over_best(folder, header):
+                header["best"] = [None, -1, ""]
+            Content(FORMAT, tensors, header).write(folder.last)
         except OSError as error:
             raise UserError(f"cannot write to '{folder.path}': {reason_of(error)}") from error
         for reason in otherwise:
             reporter.note(f"not quite as a run of this length from its start: {reason}")
 
-    def _otherwise(self, config: Config, header: Mapping[str, Any], method: nn.Module) -> list[str]:
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return read_tensors(self.folder.plateau, kind=FORMAT)
+
+    def _check_fits(self, tensors: Mapping[str, Tensor], method: nn.Module) -> None:
+        """Refuse another network than the run's, as a module of the caller's may be."""
+        stored = {
+            name.removeprefix("method."): tuple(value.shape)
+            for name, value in tensors.items()
+            if name.startswith("method.")
+        }
+        wanted = {name: tuple(value.shape) for name, value in method.state_dict().items()}
+        if stored != wanted:
+            names = sorted(stored.keys() | wanted.keys())
+            name = next(n for n in names if stored.get(n) != wanted.get(n))
+            there, here = (shapes.get(name, "missing") for shapes in (stored, wanted))
+            raise UserError(
+                f"'{self.folder.path}' was trained with another network: '{name}' is {there} there "
+                f"and {here} here; lengthen it with its own"
+            )
+
+    def _hand_over_best(self, folder: RunFolder, header: Mapping[str, Any]) -> bool:
+        """Whether the best state by then could be handed over: one of later may have replaced it.
+
+        The state itself may be the best; then the loop keeps it.
+        """
+        step = header["best"][1]
+        if step == header["step"]:
+            return True
+        if step < 0 or not self.folder.best.is_file():
+            return False
+        with contextlib.suppress(CorruptFileError):
+            if read_tensors(self.folder.best, kind=FORMAT)[1]["step"] == step:
+                link_or_copy(self.folder.best, folder.best)
+                return True
+        return False
+
+    def _otherwise(self, config: Config, method: nn.Module, header: Mapping[str, Any]) -> list[str]:
         found = []
         if header.get("shrunk"):
             found.append("its weights had been rounded to half precision, and momentum begins anew")
-        if _warmup_epochs(self.config) != _warmup_epochs(config):
+        if self._warmup(self.config) != self._warmup(config):
             found.append("its warm-up was cut short")
-        told = bool(parameters_of(getattr(method, "after_step", bool)))  # of one without our base
-        if getattr(method, "goes_by_length", told):
+        if heeds_length(method):
             found.append("the method goes by how far a run is")
         return found
+
+    def _warmup(self, config: Config) -> int:
+        """Steps that the warm-up of a run on these images takes."""
+        steps = int(self.folder.read_data()["images"]) // int(self.config.training.batch_size)
+        total = config.training.epochs * steps
+        return schedule_of(config.optimizer, steps_an_epoch=steps, total_steps=total).warmup_steps
 
 
 def lengthened_config(run: str | Path, overrides: Mapping[str, Any]) -> Config:
@@ -165,7 +226,7 @@ def lengthened_config(run: str | Path, overrides: Mapping[str, Any]) -> Config:
     """
     shorter = Shorter.at(run)
     config = load_config(str(shorter.folder.config_file), overrides)
-    if "training.resolution" in overrides:
+    if "training.resolution" in overrides or shorter.is_too_short(config):
         return config
     resolution = _stretched(shorter.config, config)
     return dataclasses.replace(
@@ -179,12 +240,19 @@ def settings_for(
     *,
     recipe: str | None = None,
     lengthen: str | Path | None = None,
+    begun: str | Path | None = None,
 ) -> Config:
-    """The settings of a run on ``data``: of a recipe, or of the run that it goes on from."""
+    """The settings of a run on ``data``: of a recipe, or of the run that it goes on from.
+
+    Where the run has ``begun`` in its folder, that has them, wherever the shorter one is by now.
+    """
     if lengthen is None:
         return load_config(recipe or recipe_for(data), overrides)
     if recipe is not None:
         raise UserError("a run that is lengthened has settings of its own: leave out the recipe")
+    own = None if begun is None else RunFolder(begun)
+    if own is not None and own.started:
+        return load_config(str(own.config_file), overrides)
     return lengthened_config(lengthen, overrides)
 
 
@@ -212,13 +280,13 @@ def _listed(changes: list[tuple[float, int]]) -> str:
 def _stretched(old: Config, new: Config) -> tuple[tuple[float, int], ...]:
     """The sizes of the views of ``old``, in shares of a run with the length of ``new``."""
     ratio = old.training.epochs / new.training.epochs
-    falls = 1 - old.optimizer.cooldown
+    falls, falls_now = (_plateau_epochs(each) / each.training.epochs for each in (old, new))
     stages = []
     for share, side in old.training.resolution:
         if share < falls - _EXACT:
             moved = share * ratio
         else:
-            along = (share - falls) / old.optimizer.cooldown
-            moved = 1 - new.optimizer.cooldown * (1 - along)
+            along = (share - falls) / (1 - falls)
+            moved = falls_now + along * (1 - falls_now)
         stages.append((round(moved, 12), side))
     return tuple(stages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +68,9 @@ def make_plan(
     shorter = None
     if lengthen is not None and initial is not None:
         raise UserError("a run that is lengthened has weights of its own: leave out --init")
-    if lengthen is not None and not going_on:
+    if lengthen is not None and not (going_on or finished):
         shorter = Shorter.at(lengthen)
-    elif started and not going_on and folder.read_data().get("lengthened"):
+    elif started and not (going_on or finished) and folder.read_data().get("lengthened"):
         raise UserError(
             f"'{folder.path}' was to go on from the state of another run, and was stopped before "
             "it had it; name that run again with --lengthen"
@@ -90,7 +89,7 @@ def make_plan(
         encoder_path(initial)
     if shorter is not None:
         shorter.check(config)
-        _check_processes(shorter.folder, processes)
+        _check_processes(shorter.folder, processes, "or start anew without --lengthen")
     if started:
         folder.check_settings(config)
         _check_processes(folder, processes)
@@ -119,14 +118,15 @@ def _check_probed(probed: str, data: Any) -> None:
         )
 
 
-def _check_processes(folder: RunFolder, processes: int) -> None:
-    """Refuse to go on with fewer or more processes."""
-    stored = json.loads(folder.data_file.read_text(encoding="utf-8")).get("processes", 1)
+def _check_processes(
+    folder: RunFolder, processes: int, way_out: str = "or choose another --out"
+) -> None:
+    """Refuse to go on with fewer or more processes; ``way_out`` says what else can be done."""
+    stored = folder.read_data().get("processes", 1)
     if stored != processes:
         raise UserError(
             f"'{folder.path}' was started with {_counted(stored)}, found {_counted(processes)}; "
-            "their number decides which images are mixed: go on with as many, or choose another "
-            "--out"
+            f"their number decides which images are mixed: go on with as many, {way_out}"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +141,8 @@ def _run(
             config = resolve_batch(config, source, plan.device, fabric.world_size)
             if plan.started:
                 folder.check_settings(config)  # what is in memory or not may be another choice now
+            if plan.shorter is not None:
+                plan.shorter.check(config)
             parts = build(
                 config,
                 source,
@@ -165,7 +166,7 @@ def _run(
                 seconds = torch.tensor(seconds_a_step(parts), device=fabric.device)
                 parts.seconds_a_step = float(mean_over_ranks(seconds))
             if not plan.going_on:
-                if plan.resume:
+                if plan.resume and plan.shorter is None:
                     reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
                 announce(parts, reporter, done=plan.shorter.epochs if plan.shorter else 0.0)
             with all_or_none(fabric):
@@ -289,5 +290,4 @@ def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, An
 def _read_finished(folder: RunFolder, parts: Parts) -> Run:
     initialise_from(parts.encoder.backbone, folder.encoder_file)
     parts.encoder.backbone.eval()
-    summary = json.loads(folder.summary_file.read_text(encoding="utf-8"))
-    return Run(folder.path, parts.encoder, summary, rank())
+    return Run(folder.path, parts.encoder, folder.read_summary(), rank())

@@ -138,10 +138,11 @@ class RunFolder:
             raise CorruptFileError(f"cannot read '{self.config_file}': {error}") from error
 
     def read_summary(self) -> dict[str, Any]:
-        """What a finished run tells of itself; empty for others."""
-        if not self.finished:
-            return {}
-        summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        """What a finished run tells of itself."""
+        try:
+            summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CorruptFileError(f"cannot read '{self.summary_file}': {error}") from error
         return summary
 
     def check_settings(self, config: Config) -> None:

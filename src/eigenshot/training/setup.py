@@ -51,10 +51,21 @@ def check_parts(config: Config, *, own_backbone: bool) -> None:
                 "(training.resolution, or data.image_size)"
             )
         return  # likewise
+    method_on_trial(config)
+
+
+def method_on_trial(config: Config) -> nn.Module | None:
+    """The method of a run, with its networks, without memory for their weights.
+
+    None where the network is a user's own, which may have to see images first.
+    """
+    if ":" in config.backbone.name:
+        return None
     with torch.device("meta"):
         network = create_backbone(config.backbone.name, **config.backbone.options)
         projector = _projector(config, network.out_features)
-        create_method(config.method.name, network, projector, classes=2, **config.method.options)
+        options = config.method.options
+        return create_method(config.method.name, network, projector, classes=2, **options)
 
 
 def of_no_use(config: Config, data: Any) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor
 from eigenshot.collective import rank, world_size
 from eigenshot.errors import UserError
 from eigenshot.methods import Method
+from eigenshot.methods.base import takes_progress
 from eigenshot.networks.keeping import copied_buffers, put_back
-from eigenshot.options import parameters_of
 from eigenshot.randomness import derive_seed, numpy_generator
 from eigenshot.reporter import Reporter
 from eigenshot.training.accumulation import (
@@ -112,7 +112,7 @@ class EagerStep:
         self.total_steps = parts.total_steps
         self.view_size = parts.view_size
         # A method without eigenshot's base may want to know or not.
-        self.tells_progress = bool(parameters_of(getattr(self.method, "after_step", bool)))
+        self.tells_progress = takes_progress(self.method)
 
     def __call__(self, number: int, indices: np.ndarray, rate: float) -> None:
         """Step ``number`` on the images at ``indices`` with learning rate ``rate``."""
