@@ -21,7 +21,8 @@ from eigenshot.cli_common import (
 from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.files import looking_into, make_room_for
 
-_HEADER = b"file,prediction,"  # how a table of predictions begins
+# How the first line of a table of predictions begins and ends; a column more is somebody's own.
+_HEADER = (b"file,prediction,", b",likeness,none_of_these,unreadable")
 
 
 @telling_of_an_interruption()
@@ -161,12 +162,14 @@ def _refuse_run(queries: list[Path]) -> None:
 
 def _check_is_predictions(file: Path) -> None:
     """A table of predictions may be replaced by the next one, and so may nothing at all."""
-    replaceable = False
     with looking_into(file):
-        if file.is_file():  # to read from anything else may take for ever
-            with file.open("rb") as handle:
-                replaceable = handle.read(len(_HEADER)) in (_HEADER, b"")
-    if not replaceable:
+        if not file.is_file():  # to read from anything else may take for ever
+            raise UserError(f"'{file}' is there already and no file: write to another")
+        with file.open("rb") as handle:
+            first = handle.readline().rstrip(b"\r\n")
+        empty = file.stat().st_size == 0
+    begins, ends = _HEADER
+    if not empty and not (first.startswith(begins) and first.endswith(ends)):
         raise UserError(
             f"'{file}' is there already and no table of predictions: remove it first, or write to "
             "another"

@@ -38,7 +38,7 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
         go on from with its settings, as if it had been asked for as many.
     out : folder to keep the run in; a temporary one by default.
     resume : go on from the last checkpoint in `out`.
-    seed : of weights, order, augmentation and mixing.
+    seed : of weights, order, augmentation and mixing; 0 beside `lengthen` is that run's.
     device : ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
     verbose : show progress.
 
@@ -95,7 +95,9 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
         of an array's images for a method that learns from labels; all others ignore them.
         """
         own = self.backbone if isinstance(self.backbone, nn.Module) else None
-        overrides: dict[str, Any] = {"training.seed": self.seed}
+        # A run that is lengthened has a seed of its own, which another one contradicts.
+        own_seed = self.lengthen is not None and self.seed == 0
+        overrides: dict[str, Any] = {} if own_seed else {"training.seed": self.seed}
         for key, value in (
             ("backbone.name", type(own).__name__ if own is not None else self.backbone),
             ("training.epochs", self.epochs),

@@ -310,6 +310,7 @@ class TestCommand:
             ("mine.py", b"print('mine')"),
             ("notes.txt", b"the third one is a file,prediction, or so"),
             ("table.csv", b"name,file,prediction\n"),
+            ("mine.csv", b"file,prediction,p(a),likeness,none_of_these,unreadable,checked\r\n"),
         ):
             (elsewhere / name).write_bytes(content)
         before = {file: file.read_bytes() for file in elsewhere.iterdir()}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 import typer
 from PIL import Image
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from eigenshot.cli_embed import embed_command
@@ -153,6 +156,18 @@ class TestParquet:
         embed(run, pictures(), tmp_path / "f.npz")
 
 
+def arrays_of_another() -> bytes:
+    content = io.BytesIO()
+    np.savez(content, features=np.zeros(3), labels=np.zeros(3))
+    return content.getvalue()
+
+
+def table_of_another() -> bytes:
+    content = io.BytesIO()
+    parquet.write_table(arrow.table({"features": [1.0]}), content)
+    return content.getvalue()
+
+
 class TestTarget:
     @pytest.mark.parametrize("name", ["features.csv", "features"])
     def test_another_suffix(self, run: Path, tmp_path: Path, name: str) -> None:
@@ -182,7 +197,9 @@ class TestTarget:
         self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         out = tmp_path / "f.npz"
-        out.write_bytes(b"old")
+        out.touch()  # an empty file has nothing to lose
+        embed(run, pictures(), out)
+        old = out.read_bytes()
 
         def break_off(handle: object, **arrays: object) -> None:
             raise OSError("no space")
@@ -191,11 +208,24 @@ class TestTarget:
             patch.setattr(np, "savez", break_off)
             with pytest.raises(UserError, match=f"cannot write features to '{out}': no space"):
                 embed(run, pictures(), out)
-        assert out.read_bytes() == b"old"
+        assert out.read_bytes() == old
         assert os.listdir(tmp_path) == ["f.npz"]
         embed(run, pictures(), out)
         with np.load(out) as read:
             assert read["features"].shape == (5, 6)
+
+    @pytest.mark.parametrize("name", ["f.npz", "f.parquet"])
+    def test_what_another_wrote_is_not_written_over(
+        self, run: Path, tmp_path: Path, name: str
+    ) -> None:
+        out = tmp_path / name
+        embed(run, pictures(), out)
+        embed(run, pictures(), out)  # over features
+        for content in (b"notes", arrays_of_another(), table_of_another()):
+            out.write_bytes(content)
+            with pytest.raises(UserError, match="is there already and holds no features"):
+                embed(run, pictures(), out)
+            assert out.read_bytes() == content
 
     def test_wrong_runs_data_and_devices(self, run: Path, tmp_path: Path) -> None:
         out = tmp_path / "f.npz"

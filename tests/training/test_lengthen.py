@@ -293,8 +293,10 @@ class TestSmall:
 
 def test_the_estimator_goes_on_from_a_run_with_its_settings(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
-    DeepLaplacianEigenmaps(epochs=2, out=tmp_path / "short", **ON_ARRAYS).fit(images)
+    DeepLaplacianEigenmaps(epochs=2, seed=3, out=tmp_path / "short", **ON_ARRAYS).fit(images)
     longer = DeepLaplacianEigenmaps(epochs=4, lengthen=tmp_path / "short").fit(images)
-    anew = DeepLaplacianEigenmaps(epochs=4, **ON_ARRAYS).fit(images)
+    anew = DeepLaplacianEigenmaps(epochs=4, seed=3, **ON_ARRAYS).fit(images)
     assert longer.summary_["steps"] == anew.summary_["steps"] == 8
     np.testing.assert_array_equal(longer.transform(images), anew.transform(images))
+    with pytest.raises(UserError, match=r"training\.seed: 3 in the run, 4 asked"):
+        DeepLaplacianEigenmaps(epochs=4, seed=4, lengthen=tmp_path / "short").fit(images)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from eigenshot.config import Config
-from eigenshot.errors import UserError
+from eigenshot.errors import CorruptFileError, UserError
 from eigenshot.estimator import DeepLaplacianEigenmaps
 from eigenshot.methods import Method
 from eigenshot.methods.base import heeds_length
@@ -53,6 +53,17 @@ class TestWhatIsTold:
         train(flat(LONG, **changes), tmp_path / "anew")
         told = any(note.endswith("its warm-up was cut short") for note in recorder.notes)
         assert told == (encoder_of(tmp_path / "longer") != encoder_of(tmp_path / "anew"))
+
+    def test_what_was_otherwise_is_told_again_of_what_goes_on_from_there(
+        self, tmp_path: Path
+    ) -> None:
+        changes = {"optimizer__warmup_epochs": 1.5}
+        train(flat(SHORT, **changes), tmp_path / "two")
+        train(flat(LONG, **changes), tmp_path / "four", lengthen=tmp_path / "two")
+        recorder = train(flat(6, **changes), tmp_path / "six", lengthen=tmp_path / "four")
+        assert sum(note.endswith("its warm-up was cut short") for note in recorder.notes) == 1
+        summary = json.loads((tmp_path / "six" / "summary.json").read_text())
+        assert [len(entry["otherwise"]) for entry in summary["lengthened"]] == [1, 0]
 
     def test_a_class_derived_from_one_that_vouches_has_vouched_for_nothing(self) -> None:
         class Fading(Byol):
@@ -131,6 +142,18 @@ class TestRefusals:
             wider.fit(images)
         assert not (tmp_path / "longer").exists()
 
+    @pytest.mark.parametrize("name", ["last", "plateau"])
+    def test_a_state_of_another_moment(self, short: Path, tmp_path: Path, name: str) -> None:
+        shutil.copytree(short, tmp_path / "short")
+        train(flat(LONG), tmp_path / "other", lengthen=short)
+        checkpoints = Path("checkpoints")
+        taken_from = tmp_path / "other" if name == "plateau" else short
+        state = taken_from / checkpoints / f"{name}.safetensors"
+        shutil.copyfile(state, tmp_path / "short" / checkpoints / "plateau.safetensors")
+        with pytest.raises(CorruptFileError, match="steps, where that after 8 is needed"):
+            train(flat(LONG), tmp_path / "longer", lengthen=tmp_path / "short")
+        assert not (tmp_path / "longer").exists()
+
     def test_another_number_of_processes(self, short: Path, tmp_path: Path) -> None:
         run = tmp_path / "short"
         shutil.copytree(short, run)
@@ -174,6 +197,9 @@ class TestRefusals:
     def test_more_epochs_in_its_own_folder_and_how_to_have_them(self, short: Path) -> None:
         with pytest.raises(UserError, match=r"--lengthen .* goes on from it for more --ep"):
             train(flat(LONG), short, resume=True)
+        with pytest.raises(UserError) as caught:
+            train(flat(1), short, resume=True)
+        assert "--lengthen" not in str(caught.value), "for that has no way to fewer"
 
     def test_a_recipe_beside_it(self, short: Path) -> None:
         with pytest.raises(UserError, match="leave out the recipe"):

@@ -67,3 +67,10 @@ def test_where_the_warm_up_ends_later_than_the_fall_would_begin(
     train(config, tmp_path / "longer", lengthen=tmp_path / "short")
     train(config, tmp_path / "anew")
     assert encoder_of(tmp_path / "longer") == encoder_of(tmp_path / "anew")
+
+
+def test_where_nothing_falls_any_more_views_keep_the_size_of_before(tmp_path: Path) -> None:
+    train(flat(SHORT, training__resolution=[[0, 16], [0.4, 20], [0.9, 28]]), tmp_path / "short")
+    asked = {"training.epochs": LONG, "optimizer.cooldown": 0.0}
+    config = lengthened_config(tmp_path / "short", asked)
+    assert config.training.resolution == ((0.0, 16), (0.2, 20))

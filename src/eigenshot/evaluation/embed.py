@@ -20,7 +20,7 @@ from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError, reason_of
 from eigenshot.evaluation.bench import open_for
 from eigenshot.evaluation.features import encoder_digest, extract_features
-from eigenshot.files import as_unicode, atomic_write, make_room_for
+from eigenshot.files import as_unicode, atomic_write, looking_into, make_room_for
 from eigenshot.hardware import Precision, choose_device
 from eigenshot.reporter import Reporter
 
@@ -127,7 +127,28 @@ def _check_target(out: str | Path, data: Any) -> Path:
             )
     if target.suffix.lower() == ".parquet":
         _import_pyarrow()
+    if os.path.exists(target) and not _holds_features(target):
+        raise UserError(
+            f"'{out}' is there already and holds no features: remove it first, or write to another"
+        )
     return target
+
+
+def _holds_features(file: Path) -> bool:
+    """Whether a file was written by `embed`, or is empty: others may not be written over."""
+    with looking_into(file):
+        if not file.is_file():  # to read from anything else may take for ever
+            return False
+        if not file.stat().st_size:
+            return True
+    try:
+        if file.suffix.lower() == ".npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                return {"features", "encoder", "provenance"} <= set(arrays.files)
+        _, parquet = _import_pyarrow()
+        return b"eigenshot.encoder" in (parquet.read_schema(file).metadata or {})
+    except Exception:  # whatever such a file provokes, it is another's
+        return False
 
 
 def _write_npz(handle: IO[bytes], table: _Table) -> None:

@@ -85,7 +85,8 @@ class Places:
         method = method_on_trial(config)
         if shorter.obstacles(config) or method is None:
             return False
-        return self.lengthen or not shorter.otherwise(config, method)
+        otherwise = shorter.otherwise(config, method)  # which also looks whether its state is whole
+        return self.lengthen or not otherwise
 
     def variant(self, run: PlannedRun) -> str:
         """The variant that a run's result is kept as."""

@@ -24,8 +24,15 @@ from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import Content, read_tensors
 from eigenshot.training.checkpoint import FORMAT, link_or_copy
 from eigenshot.training.choices import recipe_for
+from eigenshot.training.plateau import (
+    EXACT,
+    plateau_epochs,
+    size_changes,
+    sizes_in_words,
+    stretched,
+)
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.schedule import schedule_of
+from eigenshot.training.schedule import Schedule, schedule_of
 
 # What a longer run may have otherwise: the moments of its changes, and what happens at its end.
 _OF_LENGTH = (
@@ -35,7 +42,7 @@ _OF_LENGTH = (
     "training.statistics",
     "optimizer.cooldown",
 )
-_EXACT = 1e-9  # of an epoch
+_MORE = "ask for more --epochs, which are counted from the first on"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Shorter:
                 "fell"
                 if config.checkpoint.plateau == "off"
                 else f"'{folder.plateau}', the state from before its rate falls, is not there"
-                + ("" if folder.finished else " yet")
+                + ("; put it back" if folder.finished else " yet; go on with it first, by --resume")
             )
             raise UserError(f"'{path}' cannot be lengthened: {reason}")
         return cls(folder, config)
@@ -72,7 +79,7 @@ class Shorter:
     @property
     def epochs(self) -> float:
         """How many epochs a longer run has behind it."""
-        return _plateau_epochs(self.config)
+        return plateau_epochs(self.config)
 
     def obstacles(self, config: Config) -> list[str]:
         """Why a run with these settings cannot go on from this one, a text each."""
@@ -85,35 +92,38 @@ class Shorter:
             return [
                 *found,
                 f"its rate fell from epoch {self.epochs:g} on, and that of "
-                f"{config.training.epochs} epochs would from epoch {_plateau_epochs(config):g} on: "
-                "ask for more --epochs, of all together",
+                f"{config.training.epochs} epochs would from epoch {plateau_epochs(config):g} on: "
+                + _MORE,
             ]
-        if config.training.epochs == self.config.training.epochs and self.epochs + _EXACT > (
-            _plateau_epochs(config)
+        if config.training.epochs == self.config.training.epochs and self.epochs + EXACT > (
+            plateau_epochs(config)
         ):
-            found.append(f"it has {config.training.epochs} epochs already: ask for more --epochs")
-        sizes = [_changes(each, until=self.epochs) for each in (self.config, config)]
+            found.append(f"it has {config.training.epochs} epochs already: {_MORE}")
+        sizes = [size_changes(each, until=self.epochs) for each in (self.config, config)]
         if sizes[0] != sizes[1]:
+            own, asked = map(sizes_in_words, sizes)
             found.append(
-                f"training.resolution: {_listed(sizes[0])} in the run, {_listed(sizes[1])} asked, "
-                "before its rate fell"
+                f"training.resolution: {own} in the run, {asked} asked, before its rate fell"
             )
         return found
 
     def is_too_short(self, config: Config) -> bool:
         """Whether the rate of a run with these settings falls before this one's did."""
-        return _plateau_epochs(config) < self.epochs - _EXACT
+        return plateau_epochs(config) < self.epochs - EXACT
 
     def otherwise(self, config: Config, method: nn.Module) -> list[str]:
         """Why a run that goes on from here is not what it would have been from its own first step.
 
         A text for each reason; none where both come to the same.
         """
-        return self._otherwise(config, method, self._state()[1])
+        return [*self._inherited(), *self._otherwise(config, method, self._state()[1])]
 
     def check(self, config: Config) -> None:
         """Refuse settings with which a run cannot go on from this one."""
-        if found := self.obstacles(config):
+        found = self.obstacles(config)
+        if len(found) == 1 and found[0].endswith(_MORE):
+            raise UserError(f"'{self.folder.path}' cannot be lengthened so: {found[0]}")
+        if found:
             raise UserError(
                 f"'{self.folder.path}' cannot be lengthened so; use its own settings, or start "
                 "anew without --lengthen:\n  " + "\n  ".join(found)
@@ -162,11 +172,24 @@ class Shorter:
             Content(FORMAT, tensors, header).write(folder.last)
         except OSError as error:
             raise UserError(f"cannot write to '{folder.path}': {reason_of(error)}") from error
-        for reason in otherwise:
+        for reason in dict.fromkeys([*self._inherited(), *otherwise]):
             reporter.note(f"not quite as a run of this length from its start: {reason}")
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return read_tensors(self.folder.plateau, kind=FORMAT)
+        """Tensors and header of the state that is kept, which must be of the right moment."""
+        tensors, header = read_tensors(self.folder.plateau, kind=FORMAT)
+        wanted = self._schedule(self.config).plateau_end
+        if header["step"] != wanted:
+            raise CorruptFileError(
+                f"'{self.folder.plateau}' is a state after {header['step']} steps, where that "
+                f"after {wanted} is needed, from before the rate fell; put the run's own back"
+            )
+        return tensors, header
+
+    def _inherited(self) -> list[str]:
+        """What is otherwise in this run already, for it went on from others."""
+        entries = self.folder.read_data().get("lengthened", [])
+        return [reason for entry in entries for reason in entry["otherwise"]]
 
     def _check_fits(self, tensors: Mapping[str, Tensor], method: nn.Module) -> None:
         """Refuse another network than the run's, as a module of the caller's may be."""
@@ -205,17 +228,18 @@ class Shorter:
         found = []
         if header.get("shrunk"):
             found.append("its weights had been rounded to half precision, and momentum begins anew")
-        if self._warmup(self.config) != self._warmup(config):
+        own, asked = (self._schedule(each) for each in (self.config, config))
+        if own.warmup_steps != asked.warmup_steps:
             found.append("its warm-up was cut short")
         if heeds_length(method):
             found.append("the method goes by how far a run is")
         return found
 
-    def _warmup(self, config: Config) -> int:
-        """Steps that the warm-up of a run on these images takes."""
+    def _schedule(self, config: Config) -> Schedule:
+        """The rates of a run with these settings on these images."""
         steps = int(self.folder.read_data()["images"]) // int(self.config.training.batch_size)
         total = config.training.epochs * steps
-        return schedule_of(config.optimizer, steps_an_epoch=steps, total_steps=total).warmup_steps
+        return schedule_of(config.optimizer, steps_an_epoch=steps, total_steps=total)
 
 
 def lengthened_config(run: str | Path, overrides: Mapping[str, Any]) -> Config:
@@ -228,7 +252,7 @@ def lengthened_config(run: str | Path, overrides: Mapping[str, Any]) -> Config:
     config = load_config(str(shorter.folder.config_file), overrides)
     if "training.resolution" in overrides or shorter.is_too_short(config):
         return config
-    resolution = _stretched(shorter.config, config)
+    resolution = stretched(shorter.config, config)
     return dataclasses.replace(
         config, training=dataclasses.replace(config.training, resolution=resolution)
     )
@@ -254,39 +278,3 @@ def settings_for(
     if own is not None and own.started:
         return load_config(str(own.config_file), overrides)
     return lengthened_config(lengthen, overrides)
-
-
-def _warmup_epochs(config: Config) -> float:
-    return min(config.optimizer.warmup_epochs, config.training.epochs / 2)
-
-
-def _plateau_epochs(config: Config) -> float:
-    """Epochs until the rate of a trapezoid falls."""
-    return max(_warmup_epochs(config), config.training.epochs * (1 - config.optimizer.cooldown))
-
-
-def _changes(config: Config, *, until: float) -> list[tuple[float, int]]:
-    """Epochs before ``until`` from which on views have another side, and that side."""
-    epochs = config.training.epochs
-    stages = [(share * epochs, side) for share, side in config.training.resolution]
-    return [(round(epoch, 8), side) for epoch, side in stages if epoch < until - _EXACT]
-
-
-def _listed(changes: list[tuple[float, int]]) -> str:
-    texts = [f"{side} px from epoch {epoch:g} on" for epoch, side in changes]
-    return ", ".join(texts) or "the images' own size"
-
-
-def _stretched(old: Config, new: Config) -> tuple[tuple[float, int], ...]:
-    """The sizes of the views of ``old``, in shares of a run with the length of ``new``."""
-    ratio = old.training.epochs / new.training.epochs
-    falls, falls_now = (_plateau_epochs(each) / each.training.epochs for each in (old, new))
-    stages = []
-    for share, side in old.training.resolution:
-        if share < falls - _EXACT:
-            moved = share * ratio
-        else:
-            along = (share - falls) / (1 - falls)
-            moved = falls_now + along * (1 - falls_now)
-        stages.append((round(moved, 12), side))
-    return tuple(stages)

@@ -150,9 +150,7 @@ class RunFolder:
         stored = self.read_config()
         found = differences(stored, config)
         longer = "or choose another --out"
-        if stored.optimizer.schedule == "trapezoid" and stored.training.epochs != (
-            config.training.epochs
-        ):
+        if self.plateau.is_file() and stored.training.epochs < config.training.epochs:
             longer += f", where --lengthen {self.path} goes on from it for more --epochs"
         self._refuse(found, longer)
 
