@@ -139,6 +139,19 @@ def test_one_that_is_called_alike_must_be_alike_and_come_to_the_same(
     assert (allowed is not None) == ("lr" not in recipe)
 
 
+def test_a_recipe_made_longer_whose_views_grow_when_they_did(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.settings = {}
+    flat = "\n[optimizer]\nschedule = 'trapezoid'\nwarmup_epochs = 0.0\n"
+    results = []
+    for epochs, share in ((4, 0.5), (8, 0.25)):
+        grown = f"epochs = {epochs}\nresolution = [[0, 20], [{share}, 24]]"
+        (tmp_path / "tiny.toml").write_text(RECIPE.replace("epochs = 2", grown) + flat)
+        (run,) = make_plan(bench.table, Choices(rows=("ours",))).runs
+        results.append(bench(run))
+    assert [entry["epochs"] for entry in results[1].lengthened] == [4]
+
+
 def test_what_another_device_chose_is_not_taken_over(bench: Bench) -> None:
     bench(bench.run(2))
     config = bench.places.folder(bench.run(2)) / "config.toml"
