@@ -19,7 +19,7 @@ from eigenshot.cli_common import (
     telling_of_an_interruption,
 )
 from eigenshot.errors import CorruptFileError, UserError
-from eigenshot.files import looking_into, make_room_for
+from eigenshot.files import make_room_for, refuse_to_replace
 
 # How the first line of a table of predictions begins and ends; a column more is somebody's own.
 _HEADER = (b"file,prediction,", b",likeness,none_of_these,unreadable")
@@ -99,7 +99,7 @@ def classify(
     if out is not None and save is not None and out.resolve() == save.resolve():
         raise UserError(f"--out and --save name the same file, '{out}': give each its own")
     if out is not None and os.path.exists(out):
-        _check_is_predictions(out)
+        refuse_to_replace(out, "no table of predictions", _holds_predictions)
     if save is not None and os.path.exists(save):
         _check_is_classifier(save)
 
@@ -160,20 +160,12 @@ def _refuse_run(queries: list[Path]) -> None:
             )
 
 
-def _check_is_predictions(file: Path) -> None:
-    """A table of predictions may be replaced by the next one, and so may nothing at all."""
-    with looking_into(file):
-        if not file.is_file():  # to read from anything else may take for ever
-            raise UserError(f"'{file}' is there already and no file: write to another")
-        with file.open("rb") as handle:
-            first = handle.readline().rstrip(b"\r\n")
-        empty = file.stat().st_size == 0
+def _holds_predictions(file: Path) -> bool:
+    """Whether a file is a table of predictions as it was written, without a column of one's own."""
+    with file.open("rb") as handle:
+        first = handle.readline().rstrip(b"\r\n")
     begins, ends = _HEADER
-    if not empty and not (first.startswith(begins) and first.endswith(ends)):
-        raise UserError(
-            f"'{file}' is there already and no table of predictions: remove it first, or write to "
-            "another"
-        )
+    return first.startswith(begins) and first.endswith(ends)
 
 
 def _check_is_classifier(file: Path) -> None:

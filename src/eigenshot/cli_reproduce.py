@@ -239,7 +239,7 @@ def _described(
             return "cannot be run here, see the notes of the table"
         folder = places.folder(run)
         shared = folder in trained
-        shorter = places.shorter(run, device)
+        shorter = None if shared else places.shorter(run, device)
         begun = "goes on in" if folder.exists() else "runs in"
         begun = f"goes on from {shorter.folder.path} in" if shorter else begun
         begun = "measures what a row above trains in" if shared else begun

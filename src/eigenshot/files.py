@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from eigenshot.errors import CannotRead, reason_of
+from eigenshot.errors import CannotRead, UserError, reason_of
 
 
 @contextlib.contextmanager
@@ -53,6 +53,21 @@ def make_room_for(file: Path) -> str | None:
     except OSError as error:
         return f"its folder cannot be made: {reason_of(error)}"
     return why_not_writable(file.parent)
+
+
+def refuse_to_replace(file: Path, what: str, is_ours: Callable[[Path], bool]) -> None:
+    """Let an existing ``file`` be written over only if it is empty or ``is_ours``.
+
+    ``what`` ends the sentence on others: "…' is there already and <what>".
+    """
+    with looking_into(file):
+        if not file.is_file():  # to read from anything else may take for ever
+            raise UserError(f"'{file}' is there already and no file: write to another")
+        ours = not file.stat().st_size or is_ours(file)
+    if not ours:
+        raise UserError(
+            f"'{file}' is there already and {what}: remove it first, or write to another"
+        )
 
 
 @contextlib.contextmanager

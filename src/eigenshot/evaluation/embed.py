@@ -20,7 +20,7 @@ from eigenshot.encoder import load_encoder
 from eigenshot.errors import UserError, reason_of
 from eigenshot.evaluation.bench import open_for
 from eigenshot.evaluation.features import encoder_digest, extract_features
-from eigenshot.files import as_unicode, atomic_write, looking_into, make_room_for
+from eigenshot.files import as_unicode, atomic_write, make_room_for, refuse_to_replace
 from eigenshot.hardware import Precision, choose_device
 from eigenshot.reporter import Reporter
 
@@ -127,20 +127,13 @@ def _check_target(out: str | Path, data: Any) -> Path:
             )
     if target.suffix.lower() == ".parquet":
         _import_pyarrow()
-    if os.path.exists(target) and not _holds_features(target):
-        raise UserError(
-            f"'{out}' is there already and holds no features: remove it first, or write to another"
-        )
+    if os.path.exists(target):
+        refuse_to_replace(target, "holds no features", _holds_features)
     return target
 
 
 def _holds_features(file: Path) -> bool:
-    """Whether a file was written by `embed`, or is empty: others may not be written over."""
-    with looking_into(file):
-        if not file.is_file():  # to read from anything else may take for ever
-            return False
-        if not file.stat().st_size:
-            return True
+    """Whether a file was written by `embed`."""
     try:
         if file.suffix.lower() == ".npz":
             with np.load(file, allow_pickle=False) as arrays:

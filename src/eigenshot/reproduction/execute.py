@@ -70,22 +70,26 @@ class Places:
         needless = own.last.exists() or own.finished
         if needless or run.config.optimizer.schedule != "trapezoid":
             return None
-        found = []
+        alike = []
         for place in own.path.parent.glob("*ep-seed*"):
             if run.is_named_alike(place.name):
                 with contextlib.suppress(UserError):  # such as one that has not come so far
-                    shorter = Shorter.at(place)
-                    found += [shorter] if self._can_go_on(run, shorter, device) else []
-        return max(found, key=lambda shorter: shorter.epochs, default=None)
+                    alike.append(Shorter.at(place))
+        # The longest first, so that no state is read of those that are not needed.
+        alike.sort(key=lambda shorter: shorter.epochs, reverse=True)
+        return next((shorter for shorter in alike if self._can_go_on(run, shorter, device)), None)
 
     def _can_go_on(self, run: PlannedRun, shorter: Shorter, device: str) -> bool:
-        # What is automatic means what it does here: another device may have chosen otherwise.
-        config = resolve_size(run.config, run.part.data, choose_device(device))
-        config = adopt_choices(config, shorter.config, run.part.data)
-        method = method_on_trial(config)
-        if shorter.obstacles(config) or method is None:
+        try:
+            # What is automatic means what it does here: another device may have chosen otherwise.
+            config = resolve_size(run.config, run.part.data, choose_device(device))
+            config = adopt_choices(config, shorter.config, run.part.data)
+            method = method_on_trial(config)
+            if shorter.obstacles(config) or method is None:
+                return False
+            otherwise = shorter.otherwise(config, method)
+        except UserError:  # such as a state that is not whole
             return False
-        otherwise = shorter.otherwise(config, method)  # which also looks whether its state is whole
         return self.lengthen or not otherwise
 
     def variant(self, run: PlannedRun) -> str:
