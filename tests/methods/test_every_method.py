@@ -16,10 +16,12 @@ from eigenshot.collective import mean_over_ranks, rank, world_size
 from eigenshot.configfile import method_table
 from eigenshot.methods import create_method, learns_from_labels, list_methods
 from eigenshot.methods.mixing import Mix
+from eigenshot.methods.pairs import PairMethod
 from eigenshot.networks import Projector, create_backbone
 from eigenshot.networks.apart import can_keep_halves_apart
 from eigenshot.networks.synchronised import synchronise
 from eigenshot.reporter import Reporter
+from eigenshot.training.accumulation import accumulate_whole
 from eigenshot.training.captured import CapturedStep
 from eigenshot.training.checkpoint import Progress, load_checkpoint, take_checkpoint
 from eigenshot.training.engine import compile_if_worthwhile, create_optimizer, says_capturable
@@ -63,11 +65,11 @@ def head(name: str) -> dict[str, Any]:
     return kept | HEADS.get(name, {})
 
 
-def build(name: str, mixup: str) -> nn.Module:
+def build(name: str, mixup: str, coefficients: str = "batch") -> nn.Module:
     torch.manual_seed(0)
     backbone = create_backbone("conv4", widths=(4, 6, 8, 10), in_channels=1)
     projector = Projector(backbone.out_features, width=10, out_features=DIMENSIONS, **head(name))
-    options = {**OPTIONS.get(name, {}), "mixup": mixup}
+    options = {**OPTIONS.get(name, {}), "mixup": mixup, "coefficients": coefficients}
     name = method_of(name)
     return create_method(name, backbone, projector, classes=CLASSES, **options).double().train()
 
@@ -151,10 +153,8 @@ def test_a_method_does_the_same_in_a_longer_run_unless_it_says_otherwise(name: s
     short, long = (trained(name, "none", length=steps) for steps in (STEPS, 100 * STEPS))
     alike = all(torch.equal(value, long["state"][key]) for key, value in short["state"].items())
     says_otherwise = bool(build(name, "none").goes_by_length)
-    if name in ("byol", "swav, a queue that waits"):
-        assert (alike, says_otherwise) == (False, True)
-    elif name != "swav":  # whose queue does not wait here
-        assert (alike, says_otherwise) == (True, False)
+    depends = name in ("byol", "swav, a queue that waits")
+    assert (alike, says_otherwise) == (not depends, depends)
 
 
 @pytest.mark.parametrize(("name", "mixup"), [*CASES, ("dle, turned", "manifold")])
@@ -170,6 +170,39 @@ def test_both_views_in_one_pass_give_the_same(name: str, mixup: str) -> None:
         terms = method(view_a, view_b, *(() if drawn is None else (drawn,)))
         losses.append(terms["loss"])
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("mixup", MIXUPS)
+@pytest.mark.parametrize("coefficients", ["batch", "sample"])
+@pytest.mark.parametrize(
+    "name", [name for name in list_methods() if isinstance(build(name, "none"), PairMethod)]
+)
+def test_in_parts_the_loss_of_the_whole_batch_is_that_of_one_pass(
+    name: str, coefficients: str, mixup: str
+) -> None:
+    """With no batch statistics inside the network, whose parts would have their own."""
+
+    def make() -> Any:
+        method = build(name, mixup, coefficients)
+        for part in method.modules():
+            for child, layer in part.named_children():
+                if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                    setattr(part, child, nn.Identity())
+        return method
+
+    view_a, view_b, _ = images(0)
+    whole, parts = make(), make()
+    drawn = whole.draw(BATCH, np.random.default_rng(0), 4)
+    expected = whole(view_a, view_b, *(() if drawn is None else (drawn,)))
+    expected["loss"].backward()
+    found = accumulate_whole(parts, view_a, view_b, drawn, [1, 2, 3, 4])
+    torch.testing.assert_close(found["loss"], expected["loss"].detach(), rtol=1e-10, atol=1e-12)
+    slopes = {key: value.grad for key, value in whole.named_parameters()}
+    largest = max(float(slope.norm()) for slope in slopes.values())
+    assert largest > 1e-4
+    for key, value in parts.named_parameters():
+        close = {"rtol": 1e-9, "atol": 1e-11 * largest}
+        torch.testing.assert_close(value.grad, slopes[key], **close, msg=key)
 
 
 # In the loop

@@ -234,6 +234,18 @@ class TestOptions:
         with pytest.raises(UserError, match=message):
             tiny_method(**options)
 
+    def test_a_queue_longer_than_the_data_is_remarked(self) -> None:
+        method = tiny_method(queue_length=20)
+        assert method.remarks(images=20, at_once=6) == []
+        (sentence,) = method.remarks(images=19, at_once=6)
+        assert "a queue of 20 keys is longer than an epoch of 19 images" in sentence
+
+    def test_a_batch_that_does_not_divide_is_remarked(self) -> None:
+        method = tiny_method(groups=8)
+        assert method.remarks(images=1000, at_once=128) == []
+        (sentence,) = method.remarks(images=1000, at_once=127)
+        assert "batches of 127 do not divide into groups of one size" in sentence
+
     def test_a_projector_of_unknown_length_is_refused(self) -> None:
         backbone = create_backbone("conv4", widths=(4, 4, 4, 8), in_channels=1)
         with pytest.raises(UserError, match=r"'out_features'; Sequential does not"):

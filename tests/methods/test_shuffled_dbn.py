@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from eigenshot.configfile import method_table
 from eigenshot.errors import UserError
 from eigenshot.methods.mixing import Mix
-from eigenshot.methods.shuffled_dbn import Shuffle, ShuffledDBN, ShuffledMix, decorrelated
+from eigenshot.methods.shuffled_dbn import (
+    Shuffle,
+    ShuffledDBN,
+    ShuffledMix,
+    automatic_group,
+    decorrelated,
+)
 from eigenshot.networks import Projector, create_backbone
 from eigenshot.spectral import laplacian_eigenmaps
 from tests.methods.tiny import mix_at, views
@@ -167,6 +173,22 @@ class TestMethod:
         backbone = create_backbone("conv4", in_channels=1)
         with pytest.raises(UserError, match="out_features"):
             ShuffledDBN(backbone, nn.Identity())
+
+
+class TestAutomaticGroup:
+    @pytest.mark.parametrize(
+        ("dimensions", "limit", "expected"),
+        [(512, 64, 64), (512, 100, 64), (30, 12, 10), (6, 12, 6)],
+    )
+    def test_it_is_the_largest_divisor(self, dimensions: int, limit: int, expected: int) -> None:
+        assert automatic_group(dimensions, limit) == expected
+
+    @pytest.mark.parametrize(("dimensions", "group"), [(509, 1), (514, 2)])
+    def test_one_far_below_half_the_batch_is_refused(self, dimensions: int, group: int) -> None:
+        with pytest.raises(
+            UserError, match=rf"to 64, half .* the {dimensions} .* of {group} decor"
+        ):
+            automatic_group(dimensions, 64)
 
 
 class TestDraw:

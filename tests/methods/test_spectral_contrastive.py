@@ -22,6 +22,7 @@ from eigenshot.methods.spectral_contrastive import (
     within_ball,
 )
 from eigenshot.networks import Projector, create_backbone
+from eigenshot.networks.projector import Standardize
 from eigenshot.spectral import degrees, laplacian_eigenmaps, pairs_graph
 from tests.methods.tiny import mix_with_a_fixed_point as mix_at
 from tests.methods.tiny import rows, shapes_of_products, views
@@ -146,6 +147,19 @@ class TestRadius:
         torch.testing.assert_close(within_ball(z, 1.0), expected)
         torch.testing.assert_close(within_ball(z, 4.0)[0], 2 * expected[0])
         torch.testing.assert_close(within_ball(z, 100.0), z)
+
+    def test_all_rows_of_the_recipe_s_head_are_brought_to_it(self) -> None:
+        """What docs/methods.md says: of the soft constraint that leaves the norm of C alone."""
+        own = method_table("spectral-contrastive")
+        dimensions, mu = own["projector"]["out"], own["method"]["options"]["mu"]
+        assert own["projector"]["standardize"]
+        z = Standardize(dimensions)(rows(0, batch=128, dimensions=dimensions))
+        z = within_ball(z, mu)
+        lengths = torch.linalg.vector_norm(z, dim=1)
+        torch.testing.assert_close(lengths, torch.full_like(lengths, mu**0.5))
+        moments = z.T @ z / len(z)
+        excess = (moments - torch.eye(dimensions, dtype=z.dtype)).square().sum()
+        torch.testing.assert_close(excess, moments.square().sum() - 2 * mu + dimensions)
 
     def test_a_row_of_zeros_has_a_finite_gradient(self) -> None:
         z = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)

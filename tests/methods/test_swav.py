@@ -206,6 +206,13 @@ class TestQueue:
         torch.testing.assert_close(found, swapped_loss(*codes, *logs))
         assert abs(float(found - without(view_a, view_b)["loss"])) > 1e-3
 
+    def test_a_look_in_evaluation_mode_leaves_it_alone(self) -> None:
+        method = tiny_method(queue_size=7).eval()
+        before = method.queue.clone()
+        method(*views(batch=3))
+        assert torch.equal(method.queue, before)
+        assert int(method.stored) == 0
+
     def test_without_a_queue_there_is_nothing_to_keep(self) -> None:
         assert "queue" not in dict(tiny_method().named_buffers())
 

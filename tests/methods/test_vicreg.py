@@ -151,3 +151,28 @@ def test_of_standardised_embeddings_it_is_the_trace_with_a_decorrelation_of_both
         mixup="none",
     ).double()
     torch.testing.assert_close(terms["loss"], 25 * eigenmaps(*views(batch))["loss"])
+
+
+def test_with_fewer_images_than_dimensions_covariance_holds_deviations_below_one() -> None:
+    """What docs/methods.md says: of free embeddings that agree, the deviation they settle at."""
+    batch, dimensions, variance, covariance = 5, 64, 25.0, 1.0
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(batch, dimensions, dtype=torch.float64, generator=generator)
+    z = (1.3 * z / z.std(dim=0)).requires_grad_()  # from above the hinge
+    optimizer = torch.optim.LBFGS([z], max_iter=500, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        return variance * variance_loss(z, 1e-12) + covariance * covariance_loss(z)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    expected = (variance / (4 * covariance * (dimensions / (batch - 1) - 1))) ** (1 / 3)
+    assert expected == pytest.approx(0.747, abs=1e-3)
+    torch.testing.assert_close(
+        z.detach().std(dim=0), torch.full((dimensions,), expected).double(), rtol=1e-3, atol=0
+    )

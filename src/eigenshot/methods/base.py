@@ -135,6 +135,13 @@ class Method(nn.Module):
         """
         return False
 
+    def remarks(self, images: int, at_once: int) -> list[str]:
+        """What a person should know of this method before it learns from so many images.
+
+        Sentences, or none. ``at_once`` of this process's images go through the network together.
+        """
+        return []
+
     def constant_rate(self) -> list[nn.Parameter]:
         """Parameters whose learning rate stays as it starts, where a method wants that."""
         return []

@@ -179,6 +179,23 @@ class MoCo(MomentumMethod):
             )
             average_in_place(tensor for tensor in kept if tensor is not None)
 
+    def remarks(self, images: int, at_once: int) -> list[str]:
+        """A queue in which images meet themselves, and a batch that is not divided as asked."""
+        found = []
+        if len(self.queue) > images:
+            found.append(
+                f"a queue of {len(self.queue):,} keys is longer than an epoch of {images:,} "
+                "images, which are contrasted with earlier keys of their own in it; a smaller "
+                "method.options.queue_length, of a few batches at least, keeps them apart"
+            )
+        if self.groups > 1 and self._groups(at_once) * world_size() == 1:
+            found.append(
+                f"batches of {at_once} do not divide into groups of one size and at least "
+                f"{_LEAST_IMAGES} images, so they are normalised as a whole, by which queries can "
+                "tell their keys; another training.batch_size divides"
+            )
+        return found
+
     def _groups(self, batch: int) -> int:
         """How many groups this process's ``batch`` images are normalised in."""
         most = min(self.groups // world_size(), batch // _LEAST_IMAGES)

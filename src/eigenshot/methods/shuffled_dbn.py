@@ -68,7 +68,9 @@ def decorrelated(z: Tensor, order: Tensor, group_size: int, ridge: float) -> Ten
     if samples <= group_size:
         raise UserError(
             f"whitening needs more samples than dimensions, found a batch of {samples} and groups "
-            f"of {group_size} dimensions; raise training.batch_size or lower group_size"
+            f"of {group_size} dimensions; raise training.batch_size, lower "
+            "method.options.group_size, or, where a batch goes through the network in parts, set "
+            "training.whole_batch_loss=true"
         )
     with torch.autocast(device_type=z.device.type, enabled=False):
         groups = exact(z).index_select(1, order).unflatten(1, (-1, group_size)).transpose(0, 1)
@@ -97,7 +99,7 @@ class ShuffledDBN(PairMethod):
         ``out_features``.
     group_size : the number of dimensions that are whitened together; it divides the length of an
         embedding. A shorter embedding is one group. 0 for half the batch, as in the authors'
-        program, or the next smaller number that divides the length.
+        program, or the next smaller number that divides the length, if it is not far below.
     ridge : what is added to every variance before the root is taken, as a share of their mean.
     scale : of the loss, which is a sum over dimensions; 0 for 1/K, the mean, as SGD wants it.
     others : options of `PairMethod`, and of `MixingMethod`.
@@ -162,7 +164,9 @@ class ShuffledDBN(PairMethod):
             orders = drawn.orders
         else:
             orders = torch.arange(self.dimensions, device=z_a.device).expand(2, -1)
-        group_size = self.group_size or _divisor(self.dimensions, len(z_a) * world_size() // 2)
+        group_size = self.group_size or automatic_group(
+            self.dimensions, len(z_a) * world_size() // 2
+        )
         white_a, white_b = (
             decorrelated(z, order, group_size, self.ridge)
             for z, order in zip((z_a, z_b), orders, strict=True)
@@ -171,6 +175,19 @@ class ShuffledDBN(PairMethod):
         return {"loss": self.scale * trace_loss(mixed(white_a, mix), white_b, "sum")}
 
 
-def _divisor(number: int, limit: int) -> int:
-    """The largest divisor of ``number`` that is at most ``limit``, and at least 1."""
-    return max(d for d in range(1, max(1, min(number, limit)) + 1) if number % d == 0)
+def automatic_group(dimensions: int, limit: int) -> int:
+    """The largest number up to ``limit`` that divides ``dimensions`` into groups.
+
+    One that is far below it is refused: in groups of a dimension or two hardly anything is
+    decorrelated, and nobody has asked for that.
+    """
+    limit = max(1, min(dimensions, limit))
+    group = max(d for d in range(1, limit + 1) if dimensions % d == 0)
+    if 4 * group < limit:
+        raise UserError(
+            f"no number from {group + 1} to {limit}, half the batch, divides the {dimensions} "
+            f"dimensions of an embedding into groups, and groups of {group} decorrelate too "
+            "little; set projector.out to a number that has such a divisor, or "
+            "method.options.group_size"
+        )
+    return group

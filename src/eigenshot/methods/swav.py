@@ -137,7 +137,7 @@ class SwAV(MixingMethod):
             self.register_buffer("queue_open", torch.tensor(queue_start == 0))
 
     def forward(self, view_a: Tensor, view_b: Tensor, mix: Mix | None = None) -> dict[str, Tensor]:
-        """Loss of a batch of positive pairs.
+        """Loss of a batch of positive pairs; in training its embeddings then join the queue.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class SwAV(MixingMethod):
             scores_a, scores_b = z_a @ prototypes.T, z_b @ prototypes.T
             codes_a = self._codes(0, scores_a)
             codes_b = self._codes(1, scores_b)
-            if self.queue_size:
+            if self.queue_size and self.training:
                 self._remember(z_a, z_b)
             log_a = log_softmax(scores_a / self.temperature, dim=1)
             log_b = log_softmax(scores_b / self.temperature, dim=1)
@@ -168,7 +168,7 @@ class SwAV(MixingMethod):
     @property
     def goes_by_length(self) -> bool:
         """Whether a queue waits for its share of the run."""
-        return self.queue_size > 0
+        return self.queue_size > 0 and self.queue_start > 0
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:

@@ -38,7 +38,8 @@ def whitened_in_parts(z: Tensor, sub_batch: int, partition: int, ridge: float) -
         raise UserError(
             f"whitening needs more samples than dimensions, found sub-batches of "
             f"{samples // count} and {dimensions} dimensions; raise training.batch_size and "
-            "sub_batch, or lower projector.out"
+            "method.options.sub_batch, lower projector.out, or, where a batch goes through the "
+            "network in parts, set training.whole_batch_loss=true"
         )
     order = _order(samples, partition, z.device)
     parts = z.index_select(0, order).tensor_split(count)

@@ -11,7 +11,7 @@ from eigenshot.training.parts import Parts
 
 
 def announce(parts: Parts, reporter: Reporter, *, done: float = 0.0) -> None:
-    """Tell the images, their views, the network, and about how long all steps will take.
+    """Tell the images, their views, the network, how long all steps will take, what to heed.
 
     ``done`` epochs are those of the run that this one goes on from.
     """
@@ -38,3 +38,6 @@ def announce(parts: Parts, reporter: Reporter, *, done: float = 0.0) -> None:
     )
     if getattr(source, "reader", None) == "streamed":
         reporter.note(f"shuffled within {window_in_use(source, batch):,} images at a time")
+    if callable(remarks := getattr(parts.method, "remarks", None)):  # it need not be a `Method`
+        for sentence in remarks(len(source), batch // count // config.training.micro_batches):
+            reporter.note(sentence)
