@@ -16,7 +16,7 @@ demo: $(STAMP)
 	$(VENV)/bin/eigenshot demo --out demo
 
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
