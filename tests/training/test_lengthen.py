@@ -79,7 +79,7 @@ def test_a_lengthened_run_equals_one_that_was_that_long_from_its_first_step(
     before = encoder_of(short)
     recorder = train(flat(LONG), tmp_path / "longer", lengthen=short)
     assert "going on from step 8 of 20" in recorder.notes
-    assert any("4 epochs, 1.5 of which are done, in batches" in note for note in recorder.notes)
+    assert any("4 epochs, 1.6 of which are done, in batches" in note for note in recorder.notes)
     assert encoder_of(tmp_path / "longer") == encoder_of(long)
     assert metrics_of(tmp_path / "longer") == metrics_of(long)
     assert encoder_of(short) == before

@@ -105,7 +105,7 @@ class TestRefusals:
         [
             ({"optimizer__lr": 0.5}, "optimizer.lr: 0.15 in the run, 0.5 asked"),
             ({"training__seed": 1}, "training.seed: 0 in the run, 1 asked"),
-            ({"training__epochs": 1}, "its rate fell from epoch 1.5 on, and that of 1 epochs"),
+            ({"training__epochs": 1}, "its rate fell from epoch 1.6 on, and that of 1 epochs"),
             ({"training__epochs": SHORT}, "it has 2 epochs already: ask for more --epochs"),
             ({"optimizer__schedule": "cosine"}, "optimizer.schedule: 'trapezoid' in the run"),
         ],
@@ -187,6 +187,11 @@ class TestRefusals:
         train(tiny(), tmp_path / "short")
         with pytest.raises(UserError, match="its rate falls along a cosine"):
             lengthened_config(tmp_path / "short", {"training.epochs": LONG})
+
+    def test_one_whose_rate_falls_from_the_first_step_on(self, tmp_path: Path) -> None:
+        train(flat(SHORT, optimizer__cooldown=1.0, optimizer__warmup_epochs=0.0), tmp_path / "run")
+        with pytest.raises(UserError, match="its rate falls from the first step on"):
+            lengthened_config(tmp_path / "run", {"training.epochs": LONG})
 
     def test_one_that_has_not_come_so_far(self, tmp_path: Path) -> None:
         with pytest.raises(Interrupted):

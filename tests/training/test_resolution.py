@@ -14,7 +14,7 @@ from eigenshot.errors import UserError
 from eigenshot.methods.dle import DeepLaplacianEigenmapsMethod
 from eigenshot.methods.mixing import Mix
 from eigenshot.training import engine
-from eigenshot.training.engine import compile_if_worthwhile, seconds_a_step
+from eigenshot.training.engine import compile_if_worthwhile, seconds_left
 from eigenshot.training.loop import Interrupted
 from eigenshot.training.pretrain import pretrain
 from tests.training.test_engine import as_if_on_cuda, small_parts
@@ -170,9 +170,9 @@ GROWING = [[0, 16], [0.25, 24], [0.75, 32]]
 def test_every_size_of_views_that_is_left_is_compiled_for() -> None:
     def told(first: int) -> str:
         parts = as_if_on_cuda(small_parts(training__resolution=GROWING), seconds=0.2)
-        assert parts.total_steps == 2400
+        assert parts.course.total_steps == 2400
         recorder = Recorder()
-        compile_if_worthwhile(parts, 2400 - first, recorder)
+        compile_if_worthwhile(parts, first, recorder)
         return recorder.notes[0]
 
     assert told(0).endswith(": about 120 s over 3 sizes of views for 134 s later")
@@ -200,7 +200,7 @@ class Timed(DeepLaplacianEigenmapsMethod):
         ([[0, 16], [0.25, 32], [0.5, 16]], 0.75 * 16 + 0.25 * 32),
     ],
 )
-def test_the_time_of_a_step_is_the_mean_of_the_run(
+def test_the_time_that_is_left_counts_each_size_for_as_long_as_it_lasts(
     stages: list[Any], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = small_parts(training__resolution=stages)
@@ -208,9 +208,13 @@ def test_the_time_of_a_step_is_the_mean_of_the_run(
     monkeypatch.setattr(engine, "device_time", lambda device: Timed.clock)
     before = {name: value.clone() for name, value in parts.method.state_dict().items()}
     sides = [view.size for view in parts.views.children()]
-    assert seconds_a_step(parts) == pytest.approx(expected)
+    total = parts.course.total_steps
+    assert seconds_left(parts) == pytest.approx(expected * total)
     reached = Timed.clock
-    assert seconds_a_step(parts) == pytest.approx(expected)
+    assert seconds_left(parts) == pytest.approx(expected * total)
+    quarter = total // 4
+    last = stages[-1][1] if stages else 32
+    assert seconds_left(parts, first=total - quarter) == pytest.approx(last * quarter)
     assert Timed.clock == reached, "it is measured once"
     assert [view.size for view in parts.views.children()] == sides
     after = parts.method.state_dict()
@@ -221,6 +225,16 @@ def test_a_run_of_few_steps_counts_the_sizes_that_it_has(monkeypatch: pytest.Mon
     parts = small_parts(training__epochs=1, training__batch_size=128, training__resolution=GROWING)
     parts.method.__class__ = Timed
     monkeypatch.setattr(engine, "device_time", lambda device: Timed.clock)
-    sides = [parts.view_size(step) for step in range(parts.total_steps)]
+    sides = [parts.view_size(step) for step in range(parts.course.total_steps)]
     assert sides == [16, 24]
-    assert seconds_a_step(parts) == pytest.approx(20)
+    assert seconds_left(parts) == pytest.approx(16 + 24)
+
+
+def test_of_what_is_left_only_the_sizes_that_are_left_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = small_parts(training__resolution=GROWING)
+    parts.method.__class__ = Timed
+    monkeypatch.setattr(engine, "device_time", lambda device: Timed.clock)
+    assert seconds_left(parts, first=1800) == pytest.approx(600 * 32)
+    assert set(parts.seconds) == {32}

@@ -19,7 +19,7 @@ from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import Result
 from eigenshot.training.choices import resolve_batch, resolve_size
-from eigenshot.training.engine import seconds_a_step
+from eigenshot.training.engine import seconds_left
 from eigenshot.training.lengthen import Shorter
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import build, load_source
@@ -98,7 +98,7 @@ class Estimator:
             config = resolve_batch(config, source, self.device)
             with torch.random.fork_rng([]):
                 parts = build(config, source, self.device)
-                return seconds_a_step(parts) * parts.steps_an_epoch
+                return seconds_left(parts) / config.training.epochs
         finally:
             if callable(close := getattr(source, "close", None)):  # a stream has workers
                 close()
@@ -134,7 +134,7 @@ def _timed(folder: Path, shorter: Shorter | None = None) -> list[tuple[int, floa
     Those of a ``shorter`` run that it goes on from are its own.
     """
     if shorter is not None:
-        records = [r for r in shorter.folder.metrics() if r["epoch"] <= shorter.epochs]
+        records = [r for r in shorter.folder.metrics() if r["step"] <= shorter.step]
     else:
         records = RunFolder(folder).metrics()
     whole = [record for record in records if record.get("epoch") and record.get("seconds")]

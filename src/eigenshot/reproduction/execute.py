@@ -76,7 +76,7 @@ class Places:
                 with contextlib.suppress(UserError):  # such as one that has not come so far
                     alike.append(Shorter.at(place))
         # The longest first, so that no state is read of those that are not needed.
-        alike.sort(key=lambda shorter: shorter.epochs, reverse=True)
+        alike.sort(key=lambda shorter: shorter.step, reverse=True)
         return next((shorter for shorter in alike if self._can_go_on(run, shorter, device)), None)
 
     def _can_go_on(self, run: PlannedRun, shorter: Shorter, device: str) -> bool:

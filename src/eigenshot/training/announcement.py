@@ -6,18 +6,18 @@ from itertools import groupby
 
 from eigenshot.data.reading.order import window_in_use
 from eigenshot.reporter import Reporter, count_epochs, duration
-from eigenshot.training.engine import seconds_a_step
+from eigenshot.training.engine import seconds_left
 from eigenshot.training.parts import Parts
 
 
-def announce(parts: Parts, reporter: Reporter, *, done: float = 0.0) -> None:
+def announce(parts: Parts, reporter: Reporter, *, first: int = 0) -> None:
     """Tell the images, their views, the network, how long all steps will take, what to heed.
 
-    ``done`` epochs are those of the run that this one goes on from.
+    The steps before ``first`` are those of the run that this one goes on from.
     """
     config, source = parts.config, parts.source
     batch, epochs = int(config.training.batch_size), config.training.epochs
-    seconds = seconds_a_step(parts) * (epochs - done) * (len(source) // batch)
+    seconds = seconds_left(parts, first=first)
     channels, height, width = source.shape
     count, where = parts.fabric.world_size, parts.fabric.device.type
     where = where if count == 1 else f"{count} processes ({where})"
@@ -29,7 +29,7 @@ def announce(parts: Parts, reporter: Reporter, *, done: float = 0.0) -> None:
     looked_at = parts.encoder.preprocessing.image_size
     if looked_at != (config.training.resolution or ((0, width),))[-1][1]:
         views += f", with an encoder that looks at {looked_at}×{looked_at}"
-    behind = f", {done:g} of which are done," if done else ""
+    behind = f", {parts.course.epochs(first):g} of which are done," if first else ""
     reporter.note(
         f"{len(source):,} images from {source.name}, kept at {height}×{width}×{channels}{views}; "
         f"{config.method.name} with {config.backbone.name} of {size / 1e6:.2f} M parameters, "

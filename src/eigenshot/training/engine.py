@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from eigenshot.collective import world_size
+from eigenshot.collective import mean_over_ranks, world_size
 from eigenshot.config import OptimizerConfig
 from eigenshot.data.source import ArraySource
 from eigenshot.hardware import device_time
@@ -22,7 +22,6 @@ from eigenshot.reporter import Reporter
 from eigenshot.training.captured import CapturedStep
 from eigenshot.training.meter import Meter
 from eigenshot.training.parts import Parts, Programs
-from eigenshot.training.schedule import first_step
 from eigenshot.training.step import EagerStep
 
 # Measured on an H200: compiled, with both views in one pass, a step takes 26 to 31 % less time, and
@@ -115,15 +114,15 @@ def says_capturable(method: type[nn.Module]) -> bool:
     return not any(name in vars(owner) for owner in later for name in _FORWARD_PASS)
 
 
-def compile_if_worthwhile(parts: Parts, steps: int, reporter: Reporter) -> None:
-    """Let training steps be compiled, if asked or if ``steps`` steps repay it."""
+def compile_if_worthwhile(parts: Parts, first: int, reporter: Reporter) -> None:
+    """Let training steps be compiled, if asked or if those from ``first`` on repay it."""
     asked = parts.config.engine.compile
     if asked == "off" or (asked == "auto" and not _gain_is_known(parts)):
         return
     because = "as asked"
     if asked == "auto":
-        gain = seconds_a_step(parts) * steps * _COMPILED_GAIN
-        sizes = {side for _, _, side in _stretches(parts, first=parts.total_steps - steps)}
+        gain = seconds_left(parts, first=first) * _COMPILED_GAIN
+        sizes = {side for _, _, side in parts.course.stretches(first=first)}
         price = _COMPILE_SECONDS * max(1, len(sizes))  # every size is compiled for by itself
         if gain < price:
             reporter.note(f"not compiled: it would save about {gain:.0f} s and take {price:.0f} s")
@@ -161,30 +160,31 @@ def compile_parts(method: nn.Module, views: nn.Module) -> Programs:
     ]
 
 
-def seconds_a_step(parts: Parts) -> float:
-    """Mean time of the run's steps, from a few on a copy of the network; measured once.
+def seconds_left(parts: Parts, *, first: int = 0) -> float:
+    """Time of the run's steps from ``first`` on, by a few of them on a copy of the network.
 
-    Where views grow, steps of every size are tried, and count for as long as it lasts.
+    Where views grow, steps of every size that is left are tried, each size once. Several processes
+    call it together and find the same.
     """
-    if parts.seconds_a_step is None:
-        parts.seconds_a_step = _measure(parts)
-    return parts.seconds_a_step
+    stretches = [
+        (begin, end - begin, parts.view_size(begin))
+        for begin, end, _ in parts.course.stretches(first=first)
+    ]
+    unknown = {side: begin for begin, _, side in stretches if side not in parts.seconds}
+    if unknown:
+        parts.seconds.update(_measured(parts, unknown))
+    return sum(steps * parts.seconds[side] for _, steps, side in stretches)
 
 
-def _measure(parts: Parts) -> float:
+def _measured(parts: Parts, steps: Mapping[int, int]) -> dict[int, float]:
+    """Seconds that ``steps`` take, which are given by the side of their views."""
     # Copies of all that a step changes: weights, and the size of the views.
     trial = dataclasses.replace(
         parts, method=copy.deepcopy(parts.method), views=copy.deepcopy(parts.views)
     )
     optimizer = create_optimizer(trial.method, parts.config.optimizer, parts.fabric.device)
     step = create_step(trial, optimizer, Meter(), Reporter())
-    by_side: dict[int, float] = {}
-    seconds = 0.0
-    for begin, end, side in _stretches(parts):
-        if side not in by_side:
-            by_side[side] = _seconds_at(step, begin, parts)
-        seconds += by_side[side] * (end - begin)
-    return seconds / parts.total_steps
+    return {side: _seconds_at(step, number, parts) for side, number in steps.items()}
 
 
 def _seconds_at(step: EagerStep, number: int, parts: Parts) -> float:
@@ -195,13 +195,5 @@ def _seconds_at(step: EagerStep, number: int, parts: Parts) -> float:
         moments.append(device_time(parts.fabric.device))
         step(number, np.arange(batch), 0.0)  # the same step again, so that one graph serves
     moments.append(device_time(parts.fabric.device))
-    return float(min(np.diff(moments)[1:]))  # the first step also allocates
-
-
-def _stretches(parts: Parts, *, first: int = 0) -> list[tuple[int, int, int]]:
-    """From which step to before which views have which side, from step ``first`` to the end."""
-    total = parts.total_steps
-    changes = {first_step(share, total) for share, _ in parts.config.training.resolution}
-    begins = sorted(step for step in {max(0, first), *changes} if first <= step < total)
-    stretches = itertools.pairwise([*begins, total])
-    return [(begin, end, parts.view_size(begin)) for begin, end in stretches]
+    seconds = torch.tensor(min(np.diff(moments)[1:]))  # the first step also allocates
+    return float(mean_over_ranks(seconds.to(parts.fabric.device)))

@@ -24,15 +24,8 @@ from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import Content, read_tensors
 from eigenshot.training.checkpoint import FORMAT, link_or_copy
 from eigenshot.training.choices import recipe_for
-from eigenshot.training.plateau import (
-    EXACT,
-    plateau_epochs,
-    size_changes,
-    sizes_in_words,
-    stretched,
-)
+from eigenshot.training.course import Course, stretched
 from eigenshot.training.runfolder import RunFolder
-from eigenshot.training.schedule import Schedule, schedule_of
 
 # What a longer run may have otherwise: the moments of its changes, and what happens at its end.
 _OF_LENGTH = (
@@ -65,6 +58,12 @@ class Shorter:
                 "longer run has other rates from the start; only runs with "
                 "optimizer.schedule=trapezoid can be. --init starts a new run from its encoder"
             )
+        shorter = cls(folder, config)
+        if shorter.step == 0:
+            raise UserError(
+                f"'{path}' cannot be lengthened: its rate falls from the first step on, so nothing "
+                "of it is the same in a longer run; --init starts a new run from its encoder"
+            )
         if not folder.plateau.is_file():
             reason = (
                 "its checkpoint.plateau is off, so nothing was kept of the time before its rate "
@@ -74,12 +73,12 @@ class Shorter:
                 + ("; put it back" if folder.finished else " yet; go on with it first, by --resume")
             )
             raise UserError(f"'{path}' cannot be lengthened: {reason}")
-        return cls(folder, config)
+        return shorter
 
     @property
-    def epochs(self) -> float:
-        """How many epochs a longer run has behind it."""
-        return plateau_epochs(self.config)
+    def step(self) -> int:
+        """How many steps a longer run has behind it."""
+        return self._course(self.config).schedule.plateau_end
 
     def obstacles(self, config: Config) -> list[str]:
         """Why a run with these settings cannot go on from this one, a text each."""
@@ -88,28 +87,27 @@ class Shorter:
             for text in differences(self.config, config)
             if text.partition(":")[0] not in _OF_LENGTH
         ]
-        if self.is_too_short(config):
+        own, asked = self._course(self.config), self._course(config)
+        falls = asked.schedule.plateau_end
+        if falls < self.step:
             return [
                 *found,
-                f"its rate fell from epoch {self.epochs:g} on, and that of "
-                f"{config.training.epochs} epochs would from epoch {plateau_epochs(config):g} on: "
+                f"its rate fell from epoch {own.epochs(self.step):g} on, and that of "
+                f"{config.training.epochs} epochs would from epoch {asked.epochs(falls):g} on: "
                 + _MORE,
             ]
-        if config.training.epochs == self.config.training.epochs and self.epochs + EXACT > (
-            plateau_epochs(config)
-        ):
+        if config.training.epochs == self.config.training.epochs and falls == self.step:
             found.append(f"it has {config.training.epochs} epochs already: {_MORE}")
-        sizes = [size_changes(each, until=self.epochs) for each in (self.config, config)]
-        if sizes[0] != sizes[1]:
-            own, asked = map(sizes_in_words, sizes)
+        if own.size_changes(until=self.step) != asked.size_changes(until=self.step):
+            there, here = (each.sizes_in_words(until=self.step) for each in (own, asked))
             found.append(
-                f"training.resolution: {own} in the run, {asked} asked, before its rate fell"
+                f"training.resolution: {there} in the run, {here} asked, before its rate fell"
             )
         return found
 
     def is_too_short(self, config: Config) -> bool:
         """Whether the rate of a run with these settings falls before this one's did."""
-        return plateau_epochs(config) < self.epochs - EXACT
+        return self._course(config).schedule.plateau_end < self.step
 
     def otherwise(self, config: Config, method: nn.Module) -> list[str]:
         """Why a run that goes on from here is not what it would have been from its own first step.
@@ -178,11 +176,10 @@ class Shorter:
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and header of the state that is kept, which must be of the right moment."""
         tensors, header = read_tensors(self.folder.plateau, kind=FORMAT)
-        wanted = self._schedule(self.config).plateau_end
-        if header["step"] != wanted:
+        if header["step"] != self.step:
             raise CorruptFileError(
                 f"'{self.folder.plateau}' is a state after {header['step']} steps, where that "
-                f"after {wanted} is needed, from before the rate fell; put the run's own back"
+                f"after {self.step} is needed, from before the rate fell; put the run's own back"
             )
         return tensors, header
 
@@ -228,18 +225,22 @@ class Shorter:
         found = []
         if header.get("shrunk"):
             found.append("its weights had been rounded to half precision, and momentum begins anew")
-        own, asked = (self._schedule(each) for each in (self.config, config))
+        own, asked = (self._course(each).schedule for each in (self.config, config))
         if own.warmup_steps != asked.warmup_steps:
             found.append("its warm-up was cut short")
         if heeds_length(method):
             found.append("the method goes by how far a run is")
         return found
 
-    def _schedule(self, config: Config) -> Schedule:
-        """The rates of a run with these settings on these images."""
-        steps = int(self.folder.read_data()["images"]) // int(self.config.training.batch_size)
-        total = config.training.epochs * steps
-        return schedule_of(config.optimizer, steps_an_epoch=steps, total_steps=total)
+    def _course(self, config: Config) -> Course:
+        """That of a run with these settings on these images, in batches of this run's size.
+
+        Another size of batches is an obstacle, and the settings asked for may leave it open.
+        """
+        batch = self.config.training.batch_size
+        training = dataclasses.replace(config.training, batch_size=batch)
+        images = int(self.folder.read_data()["images"])
+        return Course(dataclasses.replace(config, training=training), images)
 
 
 def lengthened_config(run: str | Path, overrides: Mapping[str, Any]) -> Config:

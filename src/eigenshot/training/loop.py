@@ -64,8 +64,12 @@ def train(
     """
     config, method, source = parts.config, parts.method, parts.source
     seed, batch = config.training.seed, int(config.training.batch_size)
-    steps_an_epoch, total_steps = parts.steps_an_epoch, parts.total_steps
-    rate_at = parts.schedule
+    course = parts.course
+    steps_an_epoch, total_steps, rate_at = (
+        course.steps_an_epoch,
+        course.total_steps,
+        course.schedule,
+    )
     optimizer = create_optimizer(method, config.optimizer, parts.fabric.device)
     meter, progress = Meter(), Progress()
     if going_on:
@@ -80,7 +84,7 @@ def train(
         if rank() == 0:
             folder.drop_metrics_after(progress.step)
         reporter.note(f"going on from step {progress.step} of {total_steps}")
-    compile_if_worthwhile(parts, total_steps - progress.step, reporter)
+    compile_if_worthwhile(parts, progress.step, reporter)
     step = create_step(parts, optimizer, meter, reporter)
     keeper = Keeper(
         folder,

@@ -13,7 +13,7 @@ from eigenshot.data.source import Source
 from eigenshot.data.views.views import TwoViews
 from eigenshot.encoder import Encoder
 from eigenshot.training.average import WeightAverage
-from eigenshot.training.schedule import Schedule, first_step, schedule_of
+from eigenshot.training.course import Course
 
 # Compiled functions: the owner, the name of its own function, what stands in for it.
 Programs: TypeAlias = list[tuple[Any, str, Any]]
@@ -31,30 +31,14 @@ class Parts:
     fabric: Any
     labels: torch.Tensor | None = None  # (images,) class numbers, where the method learns from them
     average: WeightAverage | None = None
-    seconds_a_step: float | None = None  # once it has been measured
+    seconds: dict[int, float] = field(default_factory=dict)  # a step takes, by the side of views
     programs: Programs = field(default_factory=list)
 
     @property
-    def steps_an_epoch(self) -> int:
-        """Optimiser steps of one pass over the images; a last, incomplete batch is left out."""
-        return len(self.source) // int(self.config.training.batch_size)
-
-    @property
-    def total_steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        return self.config.training.epochs * self.steps_an_epoch
-
-    @property
-    def schedule(self) -> Schedule:
-        """The learning rate of every step."""
-        return schedule_of(
-            self.config.optimizer,
-            steps_an_epoch=self.steps_an_epoch,
-            total_steps=self.total_steps,
-        )
+    def course(self) -> Course:
+        """What happens at which step."""
+        return Course(self.config, len(self.source))
 
     def view_size(self, step: int) -> int:
         """The side of the views at ``step``."""
-        stages = self.config.training.resolution
-        reached = [side for share, side in stages if first_step(share, self.total_steps) <= step]
-        return reached[-1] if reached else self.source.shape[1]
+        return self.course.view_size(step) or self.source.shape[1]

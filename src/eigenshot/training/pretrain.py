@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from eigenshot.collective import mean_over_ranks, rank
+from eigenshot.collective import rank
 from eigenshot.config import Config
 from eigenshot.data.naming import choose_split
 from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
@@ -26,7 +26,6 @@ from eigenshot.reporter import Reporter
 from eigenshot.training.announcement import announce
 from eigenshot.training.checkpoint import Progress
 from eigenshot.training.choices import resolve_batch
-from eigenshot.training.engine import seconds_a_step
 from eigenshot.training.initial import initialise_from
 from eigenshot.training.launch import (
     all_or_none,
@@ -162,13 +161,10 @@ def _run(
             reporter.note(f"'{folder.path}' is finished already")
             return _read_finished(folder, parts)
         with memory_explained(parts):
-            if fabric.world_size > 1:  # measured by all, and what depends on it is alike on all
-                seconds = torch.tensor(seconds_a_step(parts), device=fabric.device)
-                parts.seconds_a_step = float(mean_over_ranks(seconds))
             if not plan.going_on:
                 if plan.resume and plan.shorter is None:
                     reporter.note(f"no checkpoint in '{folder.path}' yet: starting afresh")
-                announce(parts, reporter, done=plan.shorter.epochs if plan.shorter else 0.0)
+                announce(parts, reporter, first=plan.shorter.step if plan.shorter else 0)
             with all_or_none(fabric):
                 # After the trial steps of the estimate: what they refuse leaves no folder behind.
                 if rank() == 0:

@@ -109,7 +109,7 @@ class EagerStep:
         self.generator = torch.Generator(device=self.device)
         self.part_seeds = [0] * self.micro_batches
         self.labels = parts.labels
-        self.total_steps = parts.total_steps
+        self.total_steps = parts.course.total_steps
         self.view_size = parts.view_size
         # A method without eigenshot's base may want to know or not.
         self.tells_progress = takes_progress(self.method)
