@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": LEAVES,
     "config": {"errors", "configcheck"},
     "configcheck": {"errors", "config"},  # that it is given one, no more
-    "configfile": {"errors", "options", "config"},
+    "configfile": {"errors", "options", "files", "config"},
     "encoder": LEAVES | {"networks", "data"},
     "evaluation": LEAVES | {"data", "encoder"},
     "training": LEAVES

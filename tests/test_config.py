@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -84,6 +85,14 @@ def test_written_and_read_back_it_is_the_same() -> None:
     assert config_from_table(tomllib.loads(to_toml(config))) == config
 
 
+@pytest.mark.parametrize("text", ["a\rb", "tab\t", 'quote"', "back\\slash", "\x00\x1b\x7f", "π\n"])
+def test_every_text_is_read_back(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        to_toml(load_config("glyphs", {"probe.data": text})), encoding="utf-8", newline=""
+    )
+    assert load_config(str(tmp_path / "config.toml")).probe.data == text
+
+
 def test_a_run_s_own_config_serves_as_a_recipe(tmp_path: Path) -> None:
     config = load_config("glyphs", {"training.epochs": 3})
     file = tmp_path / "mine.toml"
@@ -140,6 +149,25 @@ def test_unknown_recipes(tmp_path: Path) -> None:
     broken.write_text("[data\n")
     with pytest.raises(UserError, match="is not valid TOML"):
         load_config(str(broken))
+
+
+def test_recipes_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deny: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("binary.toml").write_bytes(b"\xff\xfe")
+    Path("one.toml").write_text('base = "two.toml"')
+    Path("two.toml").write_text('base = "one.toml"')
+    for name, words in (
+        ("binary.toml", "is no text in UTF-8"),
+        ("one.toml", "'one.toml' is its own base: one.toml → two.toml → one.toml"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_config(name)
+    Path("secret.toml").write_text("")
+    deny(Path("secret.toml"))
+    with pytest.raises(UserError, match=r"cannot read 'secret\.toml': permission denied"):
+        load_config("secret.toml")
 
 
 def test_differences_name_what_changes_the_result_and_nothing_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from eigenshot.config import Config, flatten
 from eigenshot.errors import UserError, did_you_mean
+from eigenshot.files import looking_into
 from eigenshot.options import coerce, plain
 
 _OPTIONS = "method.options."
@@ -24,13 +26,12 @@ def list_recipes() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def read_recipe(name: str) -> dict[str, Any]:
-    """The table of a recipe by name, or of a TOML file by path."""
+def read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The table of a recipe by name, or of a TOML file by path; those ``above`` have it as base."""
+    if name in above:
+        raise UserError(f"recipe '{name}' is its own base: {' → '.join([*above, name])}")
     if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"no such recipe file: '{name}'")
-        text, label = path.read_text(encoding="utf-8"), path.stem
+        text, label = _text_of(name), Path(name).stem
     else:
         known = list_recipes()
         if name not in known:
@@ -45,10 +46,22 @@ def read_recipe(name: str) -> dict[str, Any]:
     base = table.pop("base", None)
     if base is None:
         return table
-    under = read_recipe(str(base))
+    under = read_recipe(str(base), (*above, name))
     method = _section(table, "method")
     under = _with_method(under, method.get("name"))
     return _merge(_making_way(under, _section(method, "options")), table)
+
+
+def _text_of(file: str) -> str:
+    """What stands in a recipe file of the user's."""
+    path = Path(file)
+    with looking_into(file):
+        if not path.is_file():
+            raise UserError(f"no such recipe file: '{file}'")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"recipe '{file}' is no text in UTF-8: {error}") from error
 
 
 def method_table(name: str) -> dict[str, Any]:
@@ -224,6 +237,6 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(entry) for entry in value) + "]"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        # JSON's texts are TOML's, but for one character.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -195,7 +195,8 @@ def test_the_best_state_goes_along_where_it_is_still_there(tmp_path: Path) -> No
     for kept_at in (10, 18):
         short, longer = tmp_path / f"short{kept_at}", tmp_path / f"longer{kept_at}"
         shutil.copytree(tmp_path / "short", short)
-        for file, changes in ((best, {"step": kept_at}), (plateau, {"best": [1e9, 10, "probe"]})):
+        by = read_tensors(short / plateau, kind=FORMAT)[1]["best"][2]
+        for file, changes in ((best, {"step": kept_at}), (plateau, {"best": [1e9, 10, by]})):
             tensors, header = read_tensors(short / file, kind=FORMAT)
             write_tensors(short / file, tensors, {**header, **changes}, kind=FORMAT)
         train(flat(6, **probed), longer, lengthen=short)

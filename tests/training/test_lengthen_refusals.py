@@ -142,15 +142,21 @@ class TestRefusals:
             wider.fit(images)
         assert not (tmp_path / "longer").exists()
 
-    @pytest.mark.parametrize("name", ["last", "plateau"])
-    def test_a_state_of_another_moment(self, short: Path, tmp_path: Path, name: str) -> None:
+    def test_a_state_of_another_moment(self, short: Path, tmp_path: Path) -> None:
         shutil.copytree(short, tmp_path / "short")
-        train(flat(LONG), tmp_path / "other", lengthen=short)
-        checkpoints = Path("checkpoints")
-        taken_from = tmp_path / "other" if name == "plateau" else short
-        state = taken_from / checkpoints / f"{name}.safetensors"
-        shutil.copyfile(state, tmp_path / "short" / checkpoints / "plateau.safetensors")
+        checkpoints = tmp_path / "short" / "checkpoints"
+        shutil.copyfile(checkpoints / "last.safetensors", checkpoints / "plateau.safetensors")
         with pytest.raises(CorruptFileError, match="steps, where that after 8 is needed"):
+            train(flat(LONG), tmp_path / "longer", lengthen=tmp_path / "short")
+        assert not (tmp_path / "longer").exists()
+
+    def test_a_state_of_another_run(self, short: Path, tmp_path: Path) -> None:
+        """Of another seed, and else the same: as many steps, the same shapes."""
+        shutil.copytree(short, tmp_path / "short")
+        train(flat(SHORT, training__seed=1), tmp_path / "other")
+        plateau = Path("checkpoints", "plateau.safetensors")
+        shutil.copyfile(tmp_path / "other" / plateau, tmp_path / "short" / plateau)
+        with pytest.raises(CorruptFileError, match="is the state of another run; put the run's"):
             train(flat(LONG), tmp_path / "longer", lengthen=tmp_path / "short")
         assert not (tmp_path / "longer").exists()
 

@@ -29,7 +29,7 @@ FORMAT = "eigenshot-checkpoint"
 class Progress:
     """How far a run is: optimiser steps done, seconds spent, the best score and its step.
 
-    ``best_by`` says what was scored, ``"probe"`` or ``"loss"``: the two do not compare.
+    ``best_by`` says what was scored, and how: scores of different ones do not compare.
     """
 
     step: int = 0
@@ -45,10 +45,13 @@ def take_checkpoint(
     meter: Meter,
     progress: Progress,
     average: nn.Module | None = None,
+    *,
+    run: str | None = None,
 ) -> Content | None:
     """Everything a run needs to go on, as it is now. Weights that are not finite are refused.
 
-    Several processes call it together, and the first gets it; the others None.
+    Several processes call it together, and the first gets it; the others None. ``run`` marks whose
+    state it is, as `RunFolder.mark` has it.
     """
     weights = method.state_dict()
     broken = [
@@ -76,6 +79,7 @@ def take_checkpoint(
         "meter_count": count,
         "meter_names": list(sums),
         "optimizer": plain,
+        "run": run,
     }
     return content_of(tensors, header, kind=FORMAT)
 
@@ -107,13 +111,16 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     meter: Meter,
     average: nn.Module | None = None,
+    *,
+    run: str | None = None,
 ) -> Progress:
-    """Restore what `take_checkpoint` took, from its file, in place."""
+    """Restore what `take_checkpoint` took, from its file, in place; that of no other ``run``."""
     remove_leftovers(path.parent, path.name)
     try:
         tensors, header = read_tensors(path, kind=FORMAT)
     except CorruptFileError as error:
         raise CorruptFileError(f"{error}. Deleting the file starts the run afresh") from error
+    check_owner(path, header, run)
     device = next(method.parameters()).device
     try:
         method.load_state_dict(_with_prefix(tensors, "method."))
@@ -133,6 +140,13 @@ def load_checkpoint(
         raise CorruptFileError(
             f"checkpoint '{path}' does not fit this run: {first_line}"
         ) from error
+
+
+def check_owner(path: Path, header: Mapping[str, Any], run: str | None) -> None:
+    """Refuse the state of another run than ``run``, where both are marked."""
+    found = header.get("run")
+    if run is not None and found is not None and found != run:
+        raise CorruptFileError(f"'{path}' is the state of another run; put the run's own back")
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:

@@ -51,6 +51,7 @@ class Keeper:
         self.optimizer = optimizer
         self.settings = settings
         self._writing = Background()
+        self._run = folder.mark
         self._saved_step = step
         self._saved_time = time.monotonic()
 
@@ -106,7 +107,9 @@ class Keeper:
         if is_best:
             progress.best, progress.best_step, progress.best_by = score, progress.step, by
         self.wait()  # before memory is taken for the next
-        taken = take_checkpoint(self.method, self.optimizer, meter, progress, self.average)
+        taken = take_checkpoint(
+            self.method, self.optimizer, meter, progress, self.average, run=self._run
+        )
         if taken is not None:
             at_plateau_end = progress.step == self.plateau_end
             self._writing.start(partial(self._write, taken, is_best, at_plateau_end))

@@ -22,7 +22,7 @@ from eigenshot.errors import CorruptFileError, UserError, reason_of
 from eigenshot.methods.base import heeds_length
 from eigenshot.reporter import Reporter
 from eigenshot.tensorfile import Content, read_tensors
-from eigenshot.training.checkpoint import FORMAT, link_or_copy
+from eigenshot.training.checkpoint import FORMAT, check_owner, link_or_copy
 from eigenshot.training.choices import recipe_for
 from eigenshot.training.course import Course, stretched
 from eigenshot.training.runfolder import RunFolder
@@ -165,6 +165,7 @@ class Shorter:
         folder.start(config, {**identity, "lengthened": lengthened})
         try:
             folder.keep_metrics([r for r in self.folder.metrics() if r["step"] <= step])
+            header["run"] = folder.mark
             if not self._hand_over_best(folder, header):
                 header["best"] = [None, -1, ""]
             Content(FORMAT, tensors, header).write(folder.last)
@@ -176,6 +177,7 @@ class Shorter:
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and header of the state that is kept, which must be of the right moment."""
         tensors, header = read_tensors(self.folder.plateau, kind=FORMAT)
+        check_owner(self.folder.plateau, header, self.folder.mark)
         if header["step"] != self.step:
             raise CorruptFileError(
                 f"'{self.folder.plateau}' is a state after {header['step']} steps, where that "

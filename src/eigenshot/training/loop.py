@@ -10,7 +10,7 @@ import torch
 
 from eigenshot.collective import any_rank, rank, world_size
 from eigenshot.data.reading.order import epoch_batches
-from eigenshot.errors import TrainingDiverged
+from eigenshot.errors import CorruptFileError, TrainingDiverged
 from eigenshot.methods import Method
 from eigenshot.networks.keeping import copied_buffers, put_back
 from eigenshot.randomness import numpy_generator, torch_generator
@@ -24,7 +24,7 @@ from eigenshot.training.launch import all_or_none, require_agreement
 from eigenshot.training.meter import Meter
 from eigenshot.training.metrics import MetricsLog
 from eigenshot.training.parts import Parts
-from eigenshot.training.probe import Probe
+from eigenshot.training.probe import Probe, probed_by
 from eigenshot.training.runfolder import RunFolder
 
 _DIAGNOSTIC_IMAGES = 512
@@ -74,7 +74,14 @@ def train(
     meter, progress = Meter(), Progress()
     if going_on:
         with all_or_none(parts.fabric):
-            progress = load_checkpoint(folder.last, method, optimizer, meter, parts.average)
+            progress = load_checkpoint(
+                folder.last, method, optimizer, meter, parts.average, run=folder.mark
+            )
+            if progress.step > total_steps:
+                raise CorruptFileError(
+                    f"'{folder.last}' is a state after {progress.step} steps, where the run has "
+                    f"{total_steps}; put the run's own back"
+                )
         require_agreement(
             parts.fabric,
             progress.step,
@@ -100,6 +107,7 @@ def train(
     watch = _Stopwatch(progress, batch)
     health = _Health(parts, reporter)
     probing = config.probe.kind != "none"
+    scored_by = probed_by(config.probe, parts.encoder.preprocessing.image_size)
 
     log = MetricsLog(folder, config.logging, progress.step)
     with Interruption() as interruption, log, keeper:
@@ -154,7 +162,7 @@ def train(
             save, stop = pauses(progress.step, epoch_ends=True)
             if save or stop or probed or progress.step == total_steps:
                 if "probe_accuracy" in record:
-                    keeper.save(meter, progress, record["probe_accuracy"], by="probe")
+                    keeper.save(meter, progress, record["probe_accuracy"], by=scored_by)
                 elif not probing:
                     keeper.save(meter, progress, -record["loss"], by="loss")
                 else:

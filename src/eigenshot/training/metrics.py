@@ -32,17 +32,24 @@ class MetricsLog:
 
             # What was logged after the checkpoint happens again; what was logged at it stays.
             purge = step + 1 if step else None
-            self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge)
+            is_new = not folder.board.is_dir()
+            self._board = SummaryWriter(str(folder.board), purge_step=purge)
+            if is_new:  # of a run that another began, or that was logged elsewhere so far
+                for record in folder.metrics():
+                    self._show(record)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append ``record``, which has ``"step"`` and numbers by name."""
         if self._writes:
             self.folder.log(record)
         if self._board is not None:
-            for name, value in record.items():
-                if name not in ("step", "epoch"):
-                    self._board.add_scalar(name, value, record["step"])
+            self._show(record)
             self._board.flush()
+
+    def _show(self, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if name not in ("step", "epoch"):
+                self._board.add_scalar(name, value, record["step"])
 
     def __enter__(self) -> MetricsLog:
         return self

@@ -175,6 +175,7 @@ def _run(
                         plan.shorter.hand_over(folder, config, identity, parts.method, reporter)
                     elif not plan.going_on:
                         folder.start(config, identity)
+                    folder.begin_session(environment(fabric.device))
             told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
             going_on = plan.going_on or plan.shorter is not None
             progress = _train(parts, folder, probe, reporter, going_on, deadline)
@@ -263,7 +264,10 @@ def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, An
     config = parts.config
     folder.remove_leftovers()
     parts.encoder.backbone.eval()
-    parts.encoder.save(folder.encoder_file)
+    with folder.written():
+        parts.encoder.save(folder.encoder_file)
+    known = folder.read_data()
+    sessions = known["sessions"]
     images = progress.step * int(config.training.batch_size)
     records = folder.metrics()
     summary = {
@@ -276,10 +280,12 @@ def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, An
         "seconds": round(progress.seconds, 3),
         "images_per_second": round(images / max(1e-9, progress.seconds), 1),
         "final": records[-1] if records else {},
-        **{key: value for key, value in folder.read_data().items() if key == "lengthened"},
-        **environment(parts.fabric.device),
+        **{key: value for key, value in known.items() if key == "lengthened"},
+        **sessions[-1],
+        **({"sessions": sessions} if len(sessions) > 1 else {}),
     }
-    write_json(folder.summary_file, summary)
+    with folder.written():
+        write_json(folder.summary_file, summary)
     return summary
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import torch
 from torch import nn
@@ -23,6 +26,15 @@ from eigenshot.reporter import Reporter
 _GRAPH_IMAGES = 1000  # the batch whose neighbour graph is measured
 _GRAPH_NEIGHBOURS = 10
 _CHUNK = 128  # images embedded at once
+
+
+def probed_by(config: ProbeConfig, image_size: int) -> str:
+    """What two probes must have in common for their accuracies to compare.
+
+    ``image_size`` is the side in which the encoder looks at images.
+    """
+    settings = {name: value for name, value in asdict(config).items() if name != "every"}
+    return f"probe of {image_size} px, {json.dumps(settings, sort_keys=True)}"
 
 
 class Probe:

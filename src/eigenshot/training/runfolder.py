@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +15,12 @@ from eigenshot.config import Config, differences
 from eigenshot.configfile import config_from_table, to_toml
 from eigenshot.data.reading.locks import locked
 from eigenshot.encoder import FILE_NAME as ENCODER_NAME
-from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.errors import CorruptFileError, UserError, reason_of
 from eigenshot.files import remove_leftovers, why_not_writable, write_json, write_text
 
 _MARK = "eigenshot_run"
+# What is known of the images and of what came before, as far as it decides what is learned.
+_DECIDING = ("fingerprint", "initial", "processes", "lengthened")
 
 
 class RunFolder:
@@ -32,6 +36,7 @@ class RunFolder:
         self.last = self.path / "checkpoints" / "last.safetensors"
         self.best = self.path / "checkpoints" / "best.safetensors"
         self.plateau = self.path / "checkpoints" / "plateau.safetensors"
+        self.board = self.path / "tensorboard"
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -92,6 +97,11 @@ class RunFolder:
         return stored if isinstance(stored, dict) else {}
 
     @property
+    def mark(self) -> str | None:
+        """What tells the run's states from those of others; None of runs that had no such mark."""
+        return self.read_data().get("run")
+
+    @property
     def started(self) -> bool:
         """Settings and images are known: what goes on here must agree with them."""
         return self.config_file.is_file() and bool(self.read_data().get(_MARK))
@@ -120,10 +130,35 @@ class RunFolder:
             earlier = (self.summary_file, self.encoder_file, self.best, self.plateau)
             for file in (*earlier, self.metrics_file):
                 file.unlink(missing_ok=True)
-            write_json(self.data_file, {_MARK: True, **data})  # first: it says whose folder this is
+            shutil.rmtree(self.board, ignore_errors=True)
+            known = {_MARK: True, "run": _mark_of(config, data), **data}
+            write_json(self.data_file, known)  # first: it says whose folder this is
             write_text(self.config_file, to_toml(config))
         except OSError as error:
             raise self._not_written(error) from error
+
+    def begin_session(self, environment: Mapping[str, Any]) -> None:
+        """Keep by what the run is made from here on, where that was not known or was otherwise."""
+        known = self.read_data()
+        sessions = known.get("sessions", [])
+        if not sessions or sessions[-1] != environment:
+            with self.written():
+                write_json(self.data_file, {**known, "sessions": [*sessions, environment]})
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """What keeps the folder from being written leaves the last checkpoint as it is."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write to '{self.path}': {reason_of(error)}; "
+                + (
+                    "what was saved last stands, and --resume goes on from it"
+                    if self.last.is_file()
+                    else "no checkpoint had been written yet"
+                )
+            ) from error
 
     def remove_leftovers(self) -> None:
         """Drop what killed writes have left behind."""
@@ -163,7 +198,13 @@ class RunFolder:
                 f"{data['images']} of '{data['name']}' asked, with other content"
             )
         if stored.get("initial") != data["initial"]:
-            found.append("--init: other initial weights than in the run")
+            found.append(
+                "--init: the run had none"
+                if stored.get("initial") is None
+                else "--init: the run began with other weights"
+                if data["initial"] is not None
+                else "--init: the run began with weights, which are to be named again"
+            )
         self._refuse(found, way_out)
 
     def _refuse(self, found: list[str], way_out: str) -> None:
@@ -175,18 +216,21 @@ class RunFolder:
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        with self.metrics_file.open("a", encoding="utf-8") as handle:
+        with self.written(), self.metrics_file.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All whole lines of metrics.jsonl; a line cut short by a crash is dropped."""
-        records = []
+        """All lines of metrics.jsonl up to one that is no record, as a crash may cut one short."""
+        records: list[dict[str, Any]] = []
         if self.metrics_file.is_file():
-            for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            for line in self.metrics_file.read_bytes().splitlines():
                 try:
-                    records.append(json.loads(line))
+                    record = json.loads(line)
                 except ValueError:
                     break
+                if not isinstance(record, dict) or not {"epoch", "step"} <= record.keys():
+                    break
+                records.append(record)
         return records
 
     def drop_metrics_after(self, step: int) -> None:
@@ -195,7 +239,15 @@ class RunFolder:
 
     def keep_metrics(self, records: list[dict[str, Any]]) -> None:
         """Let metrics.jsonl have these records and no others."""
-        write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
+        with self.written():
+            write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def _mark_of(config: Config, data: Mapping[str, Any]) -> str:
+    """A short text that is the same for runs that learn the same."""
+    deciding = [config.lasting(), {key: data.get(key) for key in _DECIDING}]
+    content = json.dumps(deciding, sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _remove_if_empty(folder: Path) -> None:
