@@ -169,3 +169,8 @@ def test_docstrings_run(name: str) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0
     assert outcome.failed == 0
+
+
+def test_to_go_on_needs_a_folder() -> None:
+    with pytest.raises(UserError, match="resume=True needs out"):
+        DeepLaplacianEigenmaps(resume=True).fit("glyphs")

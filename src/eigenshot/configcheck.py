@@ -15,6 +15,32 @@ LARGEST_SIDE = 16_384  # of an image, in pixels
 _BELOW_ONE = ("optimizer.momentum", "evaluation.linear_momentum")
 
 
+def idle_settings(config: Config) -> list[str]:
+    """Settings that were changed and that another one keeps from doing anything, a sentence each.
+
+    They are no mistake by themselves: a recipe may have them for when the other one is changed.
+    """
+    usual = type(config)()
+    cases = (
+        ("optimizer.schedule", "cosine", ("optimizer.cooldown", "checkpoint.plateau")),
+        ("training.micro_batches", 1, ("training.whole_batch_loss",)),
+        ("projector.layers", 0, ("projector.width", "projector.out")),
+        ("probe.kind", "none", ("probe.data", "probe.shots", "probe.episodes", "probe.every")),
+    )
+    found = []
+    for deciding, value, names in cases:
+        if _setting(config, deciding) != value:
+            continue
+        changed = [n for n in names if _setting(config, n) != _setting(usual, n)]
+        found += [f"{name} does nothing while {deciding} is {value}" for name in changed]
+    return found
+
+
+def _setting(config: Config, name: str) -> object:
+    section, _, key = name.partition(".")
+    return getattr(getattr(config, section), key)
+
+
 def check_ranges(config: Config) -> None:
     """Refuse numbers outside their range, and settings that contradict each other."""
     size, batch = config.data.image_size, config.training.batch_size

@@ -107,6 +107,8 @@ class DeepLaplacianEigenmaps(TransformerMixin, BaseEstimator):
             if value is not None:
                 overrides[key] = value
         overrides.update(self.settings or {})
+        if self.resume and self.out is None:
+            raise UserError("resume=True needs out, the folder of the run to go on with")
         begun = self.out if self.resume else None
         config = settings_for(X, overrides, recipe=self.recipe, lengthen=self.lengthen, begun=begun)
         if y is not None and learns_from_labels(config.method.name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from eigenshot.configcheck import idle_settings
 from eigenshot.data.reading.order import window_in_use
 from eigenshot.reporter import Reporter, count_epochs, duration
 from eigenshot.training.engine import seconds_left
@@ -38,6 +39,12 @@ def announce(parts: Parts, reporter: Reporter, *, first: int = 0) -> None:
     )
     if getattr(source, "reader", None) == "streamed":
         reporter.note(f"shuffled within {window_in_use(source, batch):,} images at a time")
+    asked, schedule = config.optimizer.warmup_epochs, parts.course.schedule
+    if round(asked * parts.course.steps_an_epoch) > schedule.warmup_steps:
+        takes = parts.course.epochs(schedule.warmup_steps)
+        reporter.note(f"the warm-up takes half of the run, {takes:g} epochs instead of {asked:g}")
+    for sentence in idle_settings(config):
+        reporter.note(sentence)
     if callable(remarks := getattr(parts.method, "remarks", None)):  # it need not be a `Method`
         for sentence in remarks(len(source), batch // count // config.training.micro_batches):
             reporter.note(sentence)
