@@ -195,5 +195,5 @@ def _seconds_at(step: EagerStep, number: int, parts: Parts) -> float:
         moments.append(device_time(parts.fabric.device))
         step(number, np.arange(batch), 0.0)  # the same step again, so that one graph serves
     moments.append(device_time(parts.fabric.device))
-    seconds = torch.tensor(min(np.diff(moments)[1:]))  # the first step also allocates
+    seconds = torch.tensor(float(min(np.diff(moments)[1:])))  # the first step also allocates
     return float(mean_over_ranks(seconds.to(parts.fabric.device)))
