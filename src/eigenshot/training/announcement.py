@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 
 from eigenshot.configcheck import idle_settings
@@ -12,7 +13,7 @@ from eigenshot.training.parts import Parts
 
 
 def announce(parts: Parts, reporter: Reporter, *, first: int = 0) -> None:
-    """Tell the images, their views, the network, how long all steps will take, what to heed.
+    """Tell the images, their views, the network, how long all steps will take, and what to heed.
 
     The steps before ``first`` are those of the run that this one goes on from.
     """
@@ -39,12 +40,21 @@ def announce(parts: Parts, reporter: Reporter, *, first: int = 0) -> None:
     )
     if getattr(source, "reader", None) == "streamed":
         reporter.note(f"shuffled within {window_in_use(source, batch):,} images at a time")
-    asked, schedule = config.optimizer.warmup_epochs, parts.course.schedule
-    if round(asked * parts.course.steps_an_epoch) > schedule.warmup_steps:
-        takes = parts.course.epochs(schedule.warmup_steps)
-        reporter.note(f"the warm-up takes half of the run, {takes:g} epochs instead of {asked:g}")
-    for sentence in idle_settings(config):
+    for sentence in _to_heed(parts):
         reporter.note(sentence)
+
+
+def _to_heed(parts: Parts) -> Iterator[str]:
+    """What may not be as it was meant: a warm-up that does not fit, settings that do nothing."""
+    config, course = parts.config, parts.course
+    asked, steps = config.optimizer.warmup_epochs, course.schedule.warmup_steps
+    if round(asked * course.steps_an_epoch) > steps:
+        yield (
+            f"the warm-up takes half of the run, {course.epochs(steps):g} epochs instead of "
+            f"{asked:g}"
+        )
+    yield from idle_settings(config)
     if callable(remarks := getattr(parts.method, "remarks", None)):  # it need not be a `Method`
-        for sentence in remarks(len(source), batch // count // config.training.micro_batches):
-            reporter.note(sentence)
+        batch = int(config.training.batch_size)
+        at_once = batch // parts.fabric.world_size // config.training.micro_batches
+        yield from remarks(len(parts.source), at_once)
