@@ -23,6 +23,7 @@ _INTERRUPTED = 130
 
 
 def reproduce(
+    context: typer.Context,
     table: Annotated[
         str,
         typer.Argument(
@@ -118,7 +119,8 @@ def reproduce(
             raise UserError(f"there is no folder '{places.results}' to make the table from")
         _make_folder(places.results)
         if not results_only:
-            session = _run(plan, places, device, budget, side_by_side, stderr)
+            debug = context.find_root().params["debug"]
+            session = _run(plan, places, device, budget, side_by_side, debug, stderr)
             if plan.runs and session.idle:
                 reporter.note(
                     f"nothing was run: all results are in '{places.results}'; another --results "
@@ -183,6 +185,7 @@ def _run(
     device: str,
     budget: float | None,
     side_by_side: int,
+    debug: bool,
     console: Console,
 ) -> Session:
     from eigenshot.hardware import choose_device
@@ -199,7 +202,7 @@ def _run(
                 "is there: nvidia-cuda-mps-control -d starts it"
             )
         return run_side_by_side(
-            plan.runs, places, count=side_by_side, device=device, minutes=budget
+            plan.runs, places, count=side_by_side, device=device, minutes=budget, debug=debug
         )
     return run_all(
         plan.runs,
@@ -207,6 +210,7 @@ def _run(
         device=device,
         minutes=budget,
         reporter=lambda run: ConsoleReporter(console, run.config.training.epochs),
+        debug=debug,
     )
 
 

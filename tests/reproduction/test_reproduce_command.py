@@ -216,3 +216,31 @@ def test_the_embedded_characters(
     curve = json.loads((result.parent / "curves" / result.name).read_text())
     assert len(curve["probe_accuracy"]) == 1
     assert "paper" not in out, "no row has a figure of it, so nothing is said of it"
+
+
+FAILING = """
+from eigenshot.methods import DeepLaplacianEigenmapsMethod
+
+class Failing(DeepLaplacianEigenmapsMethod):
+    def forward(self, *arguments):
+        raise IndexError("a mistake of one's own")
+"""
+
+
+def test_a_method_that_fails_is_a_note_and_the_others_are_run(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing_method.py").write_text(FAILING)
+    own = 'method = "failing_method:Failing"\norder = 1'
+    table = write_miniature(tmp_path, table_with('method = "dle"\norder = 1', own))
+    command = ("reproduce", table, "--device", "cpu", "--rows", "ours,short")
+    code, out, err = shell(*command)
+    assert code == 1
+    assert "IndexError: a mistake of one's own (--debug shows where)" in out
+    assert "Traceback" not in err
+    assert "Shorter" in (tmp_path / "results" / "mini.md").read_text()
+    assert (tmp_path / "results" / "shapes" / "dle-tiny-short-1ep-seed0.json").is_file()
+    code, _, err = shell("--debug", *command)
+    assert code == 1
+    assert "in forward" in err

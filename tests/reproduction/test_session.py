@@ -232,6 +232,26 @@ def test_a_run_that_fails_does_not_stop_the_table(bench: Bench) -> None:
     assert set(bench.results()) == {right.name}
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_error_that_nobody_foresaw_does_not_stop_the_table(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], debug: bool
+) -> None:
+    def broken(run: PlannedRun, *arguments: Any, **options: Any) -> Result:
+        if run.row.name == "ours":
+            raise RuntimeError("CUDA error: an illegal\n memory access")
+        return execute(run, *arguments, **options)
+
+    monkeypatch.setattr("eigenshot.reproduction.session.execute", broken)
+    wrong, right = bench.runs("ours")[0], bench.runs("short")[0]
+    session = bench((wrong, right), debug=debug)
+    assert session.failed
+    assert session.remarks["ours", "Shapes, 5-way"] == [
+        "RuntimeError: CUDA error: an illegal memory access (--debug shows where)"
+    ]
+    assert set(bench.results()) == {right.name}
+    assert ("Traceback" in capsys.readouterr().err) == debug
+
+
 def test_what_another_process_trains_is_no_failure(bench: Bench) -> None:
     busy, free = bench.runs("ours")[0], bench.runs("short")[0]
     with RunFolder(bench.places.folder(busy)).held():

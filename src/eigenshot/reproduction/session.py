@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -119,12 +120,14 @@ def run_all(
     minutes: float | None = None,
     reporter: Callable[[PlannedRun], Reporter] = lambda run: Reporter(),
     beside: int = 1,
+    debug: bool = False,
 ) -> Session:
     """Run what has no result yet, in the order given, as far as ``minutes`` reach.
 
     A run that would not fit is passed over. One that does not end in time after all, or is
     interrupted, stops at a checkpoint and is gone on with the next time. One that fails is told,
-    and the next begins. ``beside`` is how many processes share the device.
+    for whatever reason, with its traceback where ``debug``, and the next begins. ``beside`` is how
+    many processes share the device.
     """
     check_budget(minutes)
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -158,10 +161,12 @@ def run_all(
         except Busy as error:  # it goes well, but elsewhere
             session.remark(run, _sentence(error))
             shown.note(f"{run.name}: {_sentence(error)}")
-        except (UserError, TrainingDiverged) as error:
+        except Exception as error:  # whatever it is of, the next run may go well
             session.failed = True
             session.remark(run, _sentence(error))
             shown.warn(f"{run.name}: {_sentence(error)}")
+            if debug:
+                traceback.print_exception(error)
         finally:
             _clear_device()
     return session
@@ -176,8 +181,11 @@ def _clear_device() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    diverged = isinstance(error, TrainingDiverged)
-    text = f"training diverged: {error}" if diverged else " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    if isinstance(error, TrainingDiverged):
+        text = f"training diverged: {text}"
+    elif not isinstance(error, UserError):
+        text = f"{type(error).__name__}: {text} (--debug shows where)"
     return in_words_of_reproduce(text)
 
 

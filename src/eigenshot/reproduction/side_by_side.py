@@ -44,6 +44,7 @@ class _Task:
     device: str
     end: float | None
     beside: int  # how many processes share the processor's cores
+    debug: bool
 
     @property
     def idle(self) -> bool:
@@ -61,6 +62,7 @@ class _Task:
             minutes=minutes,
             reporter=_reporter,
             beside=self.beside,
+            debug=self.debug,
         )
 
     def failed(self, text: str) -> Session:
@@ -78,6 +80,7 @@ def run_side_by_side(
     count: int,
     device: str = "auto",
     minutes: float | None = None,
+    debug: bool = False,
 ) -> Session:
     """As `eigenshot.reproduction.session.run_all`, with ``count`` trainings at a time.
 
@@ -94,7 +97,8 @@ def run_side_by_side(
             trainings.setdefault(places.folder(run), []).append(run)
     end = None if minutes is None else time.time() + 60 * minutes
     beside = min(count, len(trainings))
-    left = [_Task(tuple(group), places, device, end, beside) for group in trainings.values()]
+    groups = map(tuple, trainings.values())
+    left = [_Task(group, places, device, end, beside, debug) for group in groups]
     session, active = Session(), list[_Child]()
     passed_on = False
     with Interruption() as interruption:
@@ -182,7 +186,7 @@ def _work(connection: Connection, task: _Task) -> None:
         session = task.do()
     except KeyboardInterrupt:  # before the first run was begun
         session = Session(interrupted=True)
-    except Exception as error:  # of which a process would show a traceback
+    except Exception as error:  # outside of a run, of which a process would show a traceback
         session = task.failed(f"{type(error).__name__}: {error}")
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
         connection.send(session)
