@@ -113,6 +113,37 @@ def test_runs_side_by_side_tell_of_their_like(tmp_path: Path, estimator: Estimat
     assert three.known(run, tmp_path / "nothing") == 90.0
 
 
+def test_where_nobody_knows_what_ran_beside_the_fastest_tells(
+    tmp_path: Path, estimator: Estimator
+) -> None:
+    run, results = run_of(tmp_path), tmp_path / "results"
+    for seed, seconds in enumerate((70.0, 22.0, 80.0)):
+        keep_alike(results, run, estimator, seed=seed, seconds=seconds)
+    assert estimator.known(run, tmp_path / "nothing") == 22.0
+    assert Estimator(results, "cpu", 3).known(run, tmp_path / "nothing") is None
+    keep_alike(results, run, estimator, seed=3, seconds=25.0, side_by_side=1)
+    assert estimator.known(run, tmp_path / "nothing") == 25.0, "what is known to be alone is better"
+
+
+def test_a_training_counts_once_however_often_it_was_measured(
+    tmp_path: Path, estimator: Estimator
+) -> None:
+    run, results = run_of(tmp_path), tmp_path / "results"
+    keep_alike(results, run, estimator, seconds=90.0, side_by_side=1)
+    for crops in ("five", "ten"):
+        keep_alike(results, run, estimator, seconds=90.0, side_by_side=1, variant=f"like-{crops}")
+    for seed, seconds in ((1, 20.0), (2, 22.0)):
+        keep_alike(results, run, estimator, seed=seed, seconds=seconds, side_by_side=1)
+    assert estimator.known(run, tmp_path / "nothing") == 22.0
+
+
+def test_a_training_measured_again_is_as_it_was_run(tmp_path: Path, estimator: Estimator) -> None:
+    run, results = run_of(tmp_path), tmp_path / "results"
+    keep_alike(results, run, estimator, seconds=90.0, side_by_side=3)
+    keep_alike(results, run, estimator, seconds=90.0, variant="like-ten")
+    assert estimator.known(run, tmp_path / "nothing") is None
+
+
 def test_measuring_takes_what_it_took_on_this_machine(tmp_path: Path, estimator: Estimator) -> None:
     run, results = run_of(tmp_path), tmp_path / "results"
     keep(results, variant="elsewhere", hardware="a GPU", evaluation_seconds=1.0)

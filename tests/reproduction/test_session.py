@@ -100,6 +100,17 @@ def test_a_result_that_is_gone_is_measured_again_without_training(bench: Bench) 
     assert encoder.stat().st_mtime_ns == written
 
 
+def test_how_many_ran_beside_is_told_of_what_was_trained_at_once(bench: Bench) -> None:
+    short, ours = bench.runs("short")[0], bench.runs("ours")[0]
+    bench((short,))
+    assert bench.results()[short.name].side_by_side == 1
+    bench.places.result(short).unlink()
+    bench((ours,), reporter=lambda run: InterruptingReporter())
+    bench((short, ours))
+    found = bench.results()
+    assert [found[run.name].side_by_side for run in (short, ours)] == [0, 0]
+
+
 def test_what_a_gpu_has_finished_is_measured_on_a_cpu(bench: Bench) -> None:
     (run,) = bench.runs("short")
     bench((run,))

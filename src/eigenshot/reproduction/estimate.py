@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device, hardware_name
 from eigenshot.reporter import Reporter
 from eigenshot.reproduction.library import Library
+from eigenshot.reproduction.names import place_name
 from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import Result
 from eigenshot.training.choices import resolve_batch, resolve_size
@@ -43,7 +44,8 @@ _OF_THE_BACKBONE = "backbone.options."
 class Estimator:
     """Seconds of runs on this machine: from what they did so far, from results, or measured.
 
-    Results are those of as many runs at a time, ``beside``, which take longer than one alone.
+    Results are those of as many runs at a time, ``beside``, which take longer than one alone. Where
+    none is known to be, the fastest tells what a run alone takes at most.
     """
 
     def __init__(self, results: Path, device: str, beside: int = 1) -> None:
@@ -66,8 +68,8 @@ class Estimator:
             return left
         alike = self._alike(run)
         own = [result for result in alike if result.method == run.row.method]
-        rates = [result.seconds / result.epochs for result in own or alike]
-        return _left(run, statistics.median(rates), records) if rates else None
+        paces = [pace for pace in map(self._pace, (own, alike)) if pace is not None]
+        return _left(run, paces[0], records) if paces else None
 
     def evaluation(self, run: PlannedRun) -> float | None:
         """Seconds that the measurement takes by earlier results; None where none tells."""
@@ -103,10 +105,16 @@ class Estimator:
             if callable(close := getattr(source, "close", None)):  # a stream has workers
                 close()
 
-    def _here(self, benchmark: str) -> list[Result]:
-        results = Library(self.results).of(benchmark)
-        kind = (self.hardware, self.beside)
-        return [result for result in results if (result.hardware, result.side_by_side) == kind]
+    def _pace(self, results: Sequence[Result]) -> float | None:
+        """Seconds an epoch by ``results`` like a run; None where they do not tell."""
+        known, unknown = (
+            [result.seconds / result.epochs for result in results if result.side_by_side == count]
+            for count in (self.beside, 0)
+        )
+        if known:
+            return statistics.median(known)
+        # Some had others beside them, which made them slower, and none is faster than alone.
+        return min(unknown) if unknown and self.beside == 1 else None
 
     def _alike(self, run: PlannedRun) -> list[Result]:
         """Results of this hardware that were trained as the run is: network, sizes, data."""
@@ -114,10 +122,25 @@ class Estimator:
             config = resolve_size(run.config, run.part.data, self.device)
         except UserError:  # it cannot be run here, which is told when it is begun
             return []
-        benchmarks = dict.fromkeys((run.part.benchmark, run.part.data))
-        every = [result for benchmark in benchmarks for result in self._here(benchmark)]
-        sizes = _sizes(config.to_dict())
-        return [result for result in every if _sizes(result.config) == sizes]
+        library, sizes = Library(self.results), _sizes(config.to_dict())
+        return _trainings(
+            result
+            for benchmark in dict.fromkeys((run.part.benchmark, place_name(run.part.data)))
+            for result in library.of(benchmark)
+            if result.hardware == self.hardware and _sizes(result.config) == sizes
+        )
+
+
+def _trainings(results: Iterable[Result]) -> list[Result]:
+    """One result of each training, however often that was measured.
+
+    It is the one that tells how many ran beside it, where there is such a one.
+    """
+    found: dict[tuple[Any, ...], Result] = {}
+    for result in sorted(results, key=lambda result: -result.side_by_side):
+        training = (result.method, result.epochs, result.seed, result.seconds)
+        found.setdefault(training, result)
+    return list(found.values())
 
 
 def _sizes(settings: Mapping[str, Any]) -> str:

@@ -124,8 +124,8 @@ def execute(
     """
     reporter = reporter or Reporter()
     folder = places.folder(run)
-    trained_before = RunFolder(folder).finished
     shorter = places.shorter(run, device)
+    begun = RunFolder(folder).last.exists() or RunFolder(folder).finished or shorter is not None
     if shorter is not None:
         reporter.note(f"goes on from '{shorter.folder.path}', where its rate began to fall")
     trained = pretrain(
@@ -173,7 +173,7 @@ def execute(
         selected=measured.selected,
         images=run.part.images,
         evaluation_hardware=hardware_name(choose_device(device)),
-        side_by_side=1 if trained_before else beside,
+        side_by_side=0 if begun else beside,  # nobody knows how many there were before
         lengthened=summary.get("lengthened", []),
     )
     _write(places.results, result, RunFolder(folder).metrics(), measured.counts)

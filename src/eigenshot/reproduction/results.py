@@ -44,11 +44,11 @@ class Result:
     ``table/row`` it was made for, though any row of equal settings shows it. ``images`` has the
     names of what it learned from and was measured on, as `Part.images`. ``evaluation_hardware`` is
     what it was measured with; empty in older files: that of the training. ``side_by_side`` is how
-    many runs shared the device when this one was trained, as far as is known. ``lengthened`` has an
-    entry for each shorter run that it went on from, with why (``otherwise``) it is not quite what
-    it would have been from a first step of its own; ``seconds`` counts both. ``fewshot`` maps the
-    number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has ``accuracy`` and
-    ``protocol``. A result has one of the two.
+    many runs of one command shared the device when this one was trained, 0 where that is not known.
+    ``lengthened`` has an entry for each shorter run that it went on from, with why (``otherwise``)
+    it is not quite what it would have been from a first step of its own; ``seconds`` counts both.
+    ``fewshot`` maps the number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has
+    ``accuracy`` and ``protocol``. A result has one of the two.
     """
 
     benchmark: str
@@ -77,7 +77,7 @@ class Result:
     selected: dict[str, Any] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
     evaluation_hardware: str = ""
-    side_by_side: int = 1
+    side_by_side: int = 0
     lengthened: list[dict[str, Any]] = field(default_factory=list)
 
     @property
