@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 
+from eigenshot import hardware
 from eigenshot.errors import UserError
 from eigenshot.hardware import choose_device, exact_device, resolve_precision, widest_float
 
@@ -59,3 +64,39 @@ def test_work_in_float64_is_done_where_it_can_be() -> None:
     assert widest_float("cuda") == widest_float("cpu") == torch.float64
     assert widest_float("mps") == torch.float32
     assert [exact_device(name) for name in ("cpu", "cuda", "mps")] == ["cpu", "cuda", "cpu"]
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    run = subprocess.run(
+        ["git", *own, *words], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return run.stdout.strip()
+
+
+def test_the_commit_is_that_of_the_source_and_of_no_project_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EIGENSHOT_COMMIT", raising=False)
+    for name in [name for name in os.environ if name.startswith("GIT_")]:  # as in a hook
+        monkeypatch.delenv(name)
+    package = tmp_path / "site-packages" / "eigenshot"
+    package.mkdir(parents=True)
+    installed = package / "hardware.py"
+    installed.write_text("")
+    monkeypatch.setattr(hardware, "__file__", str(installed))
+
+    def commit() -> str | None:
+        found = hardware.environment(torch.device("cpu"))["commit"]
+        assert found is None or isinstance(found, str)
+        return found
+
+    assert commit() is None
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "--message", "a project of one's own")
+    assert commit() is None
+    git(tmp_path, "add", "--force", str(installed))
+    git(tmp_path, "commit", "--message", "its source")
+    assert commit() == git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    monkeypatch.setenv("EIGENSHOT_COMMIT", "stated")
+    assert commit() == "stated"

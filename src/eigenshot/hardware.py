@@ -136,15 +136,18 @@ def _commit() -> str | None:
     """
     if stated := os.environ.get("EIGENSHOT_COMMIT"):
         return stated
-    folder = Path(__file__).parent
+    file = Path(__file__)
+    # Installed inside a project of the user's, which has a commit of its own, it is not tracked.
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=12")
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git answers in ``folder``; None where it refuses, or is not there."""
     try:
         run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
