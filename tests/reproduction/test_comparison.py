@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,11 @@ def test_several_seeds_are_one_line(shell: Shell, table: Path, tmp_path: Path) -
     assert "0, 1, 2" in line
 
 
-def keep_answers(folder: Path, right: np.ndarray, variant: str = "tiny", seed: int = 0) -> None:
+def keep_answers(
+    folder: Path, right: np.ndarray, variant: str = "tiny", seed: int = 0, **changes: Any
+) -> None:
     """A made-up result with the queries of 40 tasks that were answered rightly."""
-    path = keep(folder, variant=variant, seed=seed)
+    path = keep(folder, variant=variant, seed=seed, **changes)
     file = episodes_file(folder, "shapes", path.stem)
     file.parent.mkdir(exist_ok=True)
     counts = right.astype(np.uint8)
@@ -67,6 +70,33 @@ def test_a_pair_of_fewer_seeds_is_marked(shell: Shell, table: Path, tmp_path: Pa
     assert number
     assert f"[{number[1]}] paired for seeds 0, 1 only, which both rows have" in markdown
     assert line[8] == "0, 1, 2"
+
+
+@pytest.mark.parametrize(("name", "pairs"), [("test-0a0a0a0a", False), ("test-0b0b0b0b", True)])
+def test_what_was_measured_on_images_of_another_name_is_not_paired(
+    shell: Shell, table: Path, tmp_path: Path, name: str, pairs: bool
+) -> None:
+    right = np.random.default_rng(0).integers(20, 70, (2, 40))
+    for number, (variant, evaluate) in enumerate((("tiny-rival", name), ("tiny", "test-0b0b0b0b"))):
+        keep_answers(tmp_path / "results", right[number], variant, images={"evaluate": evaluate})
+    shell("reproduce", table, "--results-only")
+    cell = cells((tmp_path / "results" / "mini.md").read_text(), "No mixup")[0][6]
+    assert ("±" in cell) == pairs
+
+
+def test_what_was_measured_on_other_images_of_one_name_is_not_paired(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    command = ("reproduce", table, "--device", "cpu", "--seeds", "0")
+    assert shell(*command, "--rows", "ours,short", "--epochs", 1)[0] == 0
+    markdown = tmp_path / "results" / "mini-1ep.md"
+    assert "±" in cells(markdown.read_text(), "Shorter")[0][6]
+    with np.load(tmp_path / "test.npz") as archive:
+        images, labels = archive["images"], archive["labels"]
+    np.savez(tmp_path / "test.npz", images=255 - images, labels=labels)
+    assert shell(*command, "--rows", "rival", "--epochs", 1)[0] == 0
+    assert "±" in cells(markdown.read_text(), "Shorter")[0][6]
+    assert cells(markdown.read_text(), "No mixup")[0][6] == "–"
 
 
 def test_a_row_may_be_compared_with_another_than_the_tables(

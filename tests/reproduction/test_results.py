@@ -121,18 +121,18 @@ def result_of(right: np.ndarray, shots: int = 1) -> FewShotResult:
 
 def test_counts_of_tasks_come_back_exactly(tmp_path: Path) -> None:
     right = np.arange(76)
-    counts = counts_of([result_of(right), result_of(right[::-1], 5)], "these tasks")
+    counts = counts_of([result_of(right), result_of(right[::-1], 5)], "these tasks", "abc")
     assert counts.right[1].dtype == np.uint8
     write_episodes(tmp_path / "counts.npz", counts)
     back = read_episodes(tmp_path / "counts.npz")
-    assert (back.tasks, back.questions) == ("these tasks", 75)
+    assert (back.tasks, back.questions, back.images) == ("these tasks", 75, "abc")
     np.testing.assert_array_equal(back.right[1], right)
     np.testing.assert_array_equal(back.right[5], right[::-1])
 
 
 def test_damaged_counts_are_told_by_name(tmp_path: Path) -> None:
     path = tmp_path / "counts.npz"
-    write_episodes(path, counts_of([result_of(np.arange(50))], "tasks"))
+    write_episodes(path, counts_of([result_of(np.arange(50))], "tasks", "abc"))
     whole = path.read_bytes()
     for content in (whole[:60], b"", b"nothing of the kind"):
         path.write_bytes(content)
@@ -140,8 +140,8 @@ def test_damaged_counts_are_told_by_name(tmp_path: Path) -> None:
             read_episodes(path)
 
 
-def kept(right: np.ndarray, tasks: str = "same") -> EpisodeCounts:
-    return EpisodeCounts(tasks, 75, {1: right.astype(np.uint8)})
+def kept(right: np.ndarray, tasks: str = "same", images: str = "") -> EpisodeCounts:
+    return EpisodeCounts(tasks, 75, {1: right.astype(np.uint8)}, images)
 
 
 def test_an_interval_of_several_is_that_of_their_mean_on_each_task() -> None:
@@ -169,6 +169,22 @@ def test_a_paired_difference_is_that_of_the_tasks() -> None:
     assert paired([kept(ones[0])], [kept(others[0][:9])], 1) is None
     assert paired([kept(ones[0])], [kept(others[0])], 5) is None
     assert paired([], [kept(others[0])], 1) is None
+
+
+def test_tasks_of_other_images_are_others() -> None:
+    one, other = np.random.default_rng(0).integers(20, 76, (2, 500))
+    assert paired([kept(one, images="a")], [kept(other, images="b")], 1) is None
+    assert interval_over_tasks([kept(one, images="a"), kept(other, images="b")], 1) is None
+    older = paired([kept(one)], [kept(other)], 1)
+    assert older is not None
+    assert paired([kept(one, images="a")], [kept(other)], 1) == older, "an older file does not tell"
+    assert paired([kept(one, images="a")], [kept(other, images="a")], 1) == older
+
+
+def test_counts_of_before_do_not_tell_the_images(tmp_path: Path) -> None:
+    arrays = {"right_1": np.arange(40, dtype=np.uint8)}
+    np.savez(tmp_path / "counts.npz", tasks=np.array("tasks"), questions=np.array(75), **arrays)
+    assert read_episodes(tmp_path / "counts.npz").images == ""
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from eigenshot.reproduction.figures import Figure
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.lines import Line, accuracies, interval_of_mean, lines_of
 from eigenshot.reproduction.plan import Choices, Plan
-from eigenshot.reproduction.results import Result
+from eigenshot.reproduction.results import Result, measured_elsewhere
 from eigenshot.reproduction.table import Column, Row, Table
 
 _PAPER, _DIFFERENCE, _PAIRED = "paper", "difference", "paired"
@@ -181,7 +181,7 @@ class _Filler:
         pairs = {
             seed: self.library.episodes([result, others[seed]])
             for seed, result in line.by_seed.items()
-            if seed in others
+            if seed in others and not measured_elsewhere(result, others[seed])
         }
         whole = {seed: pair for seed, pair in pairs.items() if len(pair) == 2}
         ones, rivals = ([pair[side] for pair in whole.values()] for side in (0, 1))

@@ -21,23 +21,25 @@ class EpisodeCounts:
     """How many queries of each task were answered rightly.
 
     ``tasks`` says which tasks they are, ``questions`` how many queries one has, ``right`` has
-    whole numbers ``(episodes,)`` by shots.
+    whole numbers ``(episodes,)`` by shots. ``images`` is a digest of those that the tasks are of,
+    empty where it is not known, as in older files.
     """
 
     tasks: str
     questions: int
     right: dict[int, np.ndarray]
+    images: str = ""
 
 
-def counts_of(results: Sequence[FewShotResult], tasks: str) -> EpisodeCounts:
-    """The counts behind results that share ways and queries."""
+def counts_of(results: Sequence[FewShotResult], tasks: str, images: str) -> EpisodeCounts:
+    """The counts behind results that share ways, queries and ``images``, told by a digest."""
     questions = results[0].ways * results[0].queries
     kind = np.uint8 if questions <= np.iinfo(np.uint8).max else np.uint16
     right = {
         result.shots: np.rint(result.per_episode * questions / 100).astype(kind)
         for result in results
     }
-    return EpisodeCounts(tasks, questions, right)
+    return EpisodeCounts(tasks, questions, right, images)
 
 
 def write_episodes(path: Path, counts: EpisodeCounts) -> None:
@@ -49,6 +51,7 @@ def write_episodes(path: Path, counts: EpisodeCounts) -> None:
             allow_pickle=False,
             tasks=np.array(counts.tasks),
             questions=np.array(counts.questions),
+            images=np.array(counts.images),
             **arrays,
         )
 
@@ -62,7 +65,9 @@ def read_episodes(path: Path) -> EpisodeCounts:
                 for name in archive.files
                 if name.startswith(_RIGHT)
             }
-            counts = EpisodeCounts(str(archive["tasks"]), int(archive["questions"]), right)
+            images = str(archive["images"]) if "images" in archive.files else ""
+            tasks, questions = str(archive["tasks"]), int(archive["questions"])
+            counts = EpisodeCounts(tasks, questions, right, images)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise CorruptFileError(f"'{path}' holds no counts of episodes that can be read") from error
     whole = all(a.ndim == 1 and a.size > 1 and a.dtype.kind == "u" for a in right.values())
@@ -96,6 +101,8 @@ def interval_over_tasks(counts: Sequence[EpisodeCounts], shots: int) -> float | 
 
 def _same_tasks(counts: Sequence[EpisodeCounts], shots: int) -> bool:
     if any(shots not in entry.right for entry in counts):
+        return False
+    if len({entry.images for entry in counts} - {""}) > 1:
         return False
     return len({(entry.tasks, entry.questions, len(entry.right[shots])) for entry in counts}) == 1
 

@@ -20,6 +20,7 @@ from eigenshot.reporter import Reporter
 from eigenshot.reproduction.collapse import collapse
 from eigenshot.reproduction.curves import write_curve
 from eigenshot.reproduction.episodes import EpisodeCounts, counts_of, write_episodes
+from eigenshot.reproduction.images import digest_of_tested
 from eigenshot.reproduction.names import place_name, short_name
 from eigenshot.reproduction.plan import PlannedRun
 from eigenshot.reproduction.results import (
@@ -242,12 +243,12 @@ def _measure_fewshot(run: PlannedRun, bench: Bench) -> _Measured:
         {str(result.shots): result.summary() for result in results},
         {},
         {str(result.shots): chosen.summary() for result, chosen in found if chosen},
-        counts_of(results, _tasks(run, results[0])),
+        counts_of(results, _tasks(run, results[0]), digest_of_tested(part.evaluate)),
     )
 
 
 def _tasks(run: PlannedRun, result: FewShotResult) -> str:
-    """All that decides which tasks are drawn."""
+    """All that decides which tasks are drawn, but for the images that are there."""
     settings = run.config.evaluation
     return (
         f"{short_name(run.part.evaluate)} test: {result.ways} ways, {result.queries} queries, "

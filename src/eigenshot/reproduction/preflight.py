@@ -9,22 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from eigenshot.data.glyphs import load_glyphs
 from eigenshot.data.labelled import known_rows
 from eigenshot.data.naming import (
     choose_split,
     is_here,
-    is_npz,
-    open_named,
     pretraining_split,
     require_labels,
 )
-from eigenshot.data.npz import load_npz
-from eigenshot.data.tables.encoded import Labelled
 from eigenshot.errors import UserError
 from eigenshot.evaluation.episodes import check_episodes
 from eigenshot.evaluation.tables import aligned_labels
 from eigenshot.methods import learns_from_labels
+from eigenshot.reproduction.images import open_kept
 from eigenshot.reproduction.plan import PlannedRun
 
 # Options of other commands, and what stands for them here.
@@ -105,13 +101,7 @@ def _refuse_same(one: _Labelled, other: _Labelled, which: str, what: str) -> Non
 
 def _labelled(data: str, default: str) -> _Labelled:
     split = choose_split(data, default)
-    table: Labelled
-    if data == "glyphs":
-        table = load_glyphs(split or default)
-    elif is_npz(data):
-        table = load_npz(data)
-    else:
-        table = open_named(data, split)
+    table = open_kept(data, split)
     labels = require_labels(table, data)
     known = labels[known_rows(table, labels)]
     return _Labelled(data, split, table.name, known, table.class_names)

@@ -114,6 +114,12 @@ def differences(result: Result, config: Config, part: Part) -> list[str]:
     return found
 
 
+def measured_elsewhere(one: Result, other: Result) -> bool:
+    """Whether two results tell that they were measured on images of other names."""
+    names = [result.images.get("evaluate") for result in (one, other)]
+    return None not in names and names[0] != names[1]
+
+
 def beside_settings(part: Part) -> dict[str, str]:
     """What tells results of equal settings apart, as `differences` looks at it."""
     return {**part.images, "measure": part.measure, "shots": _listed(part.shots)}
