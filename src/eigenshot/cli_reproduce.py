@@ -82,6 +82,7 @@ def reproduce(
     from eigenshot.configfile import parse_override
     from eigenshot.reporter import ConsoleReporter
     from eigenshot.reproduction.comparison import compare
+    from eigenshot.reproduction.document import document_file, pictures_of, refuse_anothers
     from eigenshot.reproduction.execute import Places
     from eigenshot.reproduction.library import Library
     from eigenshot.reproduction.picture import draw_pictures
@@ -107,6 +108,7 @@ def reproduce(
     if plan.mistakes and not results_only:  # what was measured before can be shown all the same
         raise UserError(f"table '{table}': {plan.mistakes[0]}")
     places = Places(results.expanduser(), runs.expanduser(), lengthen)
+    document = document_file(places.results, chosen, choices)
     stderr = Console(stderr=True)
     reporter = ConsoleReporter(stderr)
     session = Session()
@@ -118,6 +120,7 @@ def reproduce(
         if results_only and not places.results.is_dir():
             raise UserError(f"there is no folder '{places.results}' to make the table from")
         _make_folder(places.results)
+        refuse_anothers(document, table)
         if not results_only:
             debug = context.find_root().params["debug"]
             session = _run(plan, places, device, budget, side_by_side, debug, stderr)
@@ -128,16 +131,18 @@ def reproduce(
                 )
     library = Library(places.results)
     say(as_text(compare(chosen, choices, plan, library, session.remarks)))
-    pictures = [] if dry_run else draw_pictures(places.results, chosen, choices, library)
+    pictures = []
+    if not dry_run:
+        own = pictures_of(document)
+        pictures = draw_pictures(places.results, chosen, choices, library, own)
     for trouble in library.troubles:
         stderr.print(f"warning: {trouble}", markup=False, highlight=False, soft_wrap=True)
     if not dry_run:
-        file = places.results / f"{chosen.name}{choices.suffix}.md"
         words = ["eigenshot", "reproduce", table, "--results-only", *choices.options]
         # What happened just now is no part of what was reached.
         lasting = compare(chosen, choices, plan, library)
-        _write(file, as_markdown(lasting, shlex.join(words), pictures))
-        reporter.note(f"written to {file}")
+        _write(document, as_markdown(lasting, shlex.join(words), pictures))
+        reporter.note(f"written to {document}")
     if session.interrupted:
         raise typer.Exit(_INTERRUPTED)
     if session.failed:

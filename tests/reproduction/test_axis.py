@@ -61,8 +61,9 @@ def drawn(folder: Path, table: Path, **choices: Any) -> dict[str, dict[str, Any]
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(axis_picture, "draw_along_axis", noted)
+        before = {file.name for file in folder.glob("*.png")}
         pictures = draw_pictures(
-            folder, read_table(str(table)), Choices(**choices), Library(folder)
+            folder, read_table(str(table)), Choices(**choices), Library(folder), before
         )
     named = {picture.file.name for picture in pictures if picture.words.startswith("Accuracy by")}
     assert named == set(found)
@@ -235,9 +236,9 @@ def test_learning_curves_have_a_panel_for_each_series(
     curves: list[Any] = []
     draw = curves_picture.draw_curves
 
-    def noted(path: Path, shown: Any, **words: str) -> None:
-        draw(path, shown, **words)
-        curves.extend(shown)
+    def noted(path: Path, **words: Any) -> None:
+        draw(path, **words)
+        curves.extend(words["curves"])
 
     monkeypatch.setattr(curves_picture, "draw_curves", noted)
     drawn(results, table)

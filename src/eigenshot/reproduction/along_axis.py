@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +29,10 @@ class _Shown:
     line: Line
 
 
-def draw_along(file: Path, table: Table, part: Part, choices: Choices, library: Library) -> bool:
-    """Write accuracy along the table's axis for a part of it; False where there is none.
+def drawing_along(
+    table: Table, part: Part, choices: Choices, library: Library
+) -> Callable[[Path], None] | None:
+    """What draws accuracy along the table's axis for a part of it; None where there is none.
 
     A column has a panel. A row is shown by one of its lines in the table: of the settings of now
     before others, of these the longest. The title tells the epochs, or where they differ the name
@@ -38,7 +42,7 @@ def draw_along(file: Path, table: Table, part: Part, choices: Choices, library: 
 
     shown = _shown_lines(table, part, choices, library)
     if not shown:
-        return False
+        return None
     title, alike = f"{table.title}: {part.title}", len({entry.line.epochs for entry in shown}) == 1
     panels = []
     for column in (column for column in table.columns if column.part == part):
@@ -52,8 +56,7 @@ def draw_along(file: Path, table: Table, part: Part, choices: Choices, library: 
         if series:
             panels.append(Panel(_measure(column), series))
     title += f", {_epochs(shown)}" if alike else ""
-    draw_along_axis(file, panels, title=title, axis=table.axis, places=table.places)
-    return True
+    return partial(draw_along_axis, shown=panels, title=title, axis=table.axis, places=table.places)
 
 
 def _shown_lines(table: Table, part: Part, choices: Choices, library: Library) -> list[_Shown]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eigenshot.errors import CorruptFileError
+from eigenshot.errors import CorruptFileError, reason_of
 from eigenshot.reporter import count_epochs
-from eigenshot.reproduction.along_axis import draw_along
+from eigenshot.reproduction.along_axis import drawing_along
 from eigenshot.reproduction.curves import read_curve
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, epochs_asked, made_otherwise, variant_of
@@ -25,18 +26,39 @@ class Picture:
     words: str
 
 
-def draw_pictures(folder: Path, table: Table, choices: Choices, library: Library) -> list[Picture]:
-    """Write what can be drawn of each part of the table: along its axis, and learning curves."""
+def draw_pictures(
+    folder: Path, table: Table, choices: Choices, library: Library, own: Collection[str]
+) -> list[Picture]:
+    """Write what can be drawn of each part of the table: along its axis, and learning curves.
+
+    ``own`` are the names of those that the table has drawn before. Others that are there are left
+    alone; these, and what cannot be written, are told among the troubles of the library.
+    """
     drawn = []
     for part in table.parts:
         name = f"{table.name}{choices.suffix}{_part_name(table, part)}"
-        for file, words, draw in (
-            (folder / f"{name}-axis.png", f"Accuracy by {table.axis}", draw_along),
-            (folder / f"{name}.png", "Learning curves", _draw_part_curves),
+        for file, words, drawing in (
+            (folder / f"{name}-axis.png", f"Accuracy by {table.axis}", drawing_along),
+            (folder / f"{name}.png", "Learning curves", _drawing_curves),
         ):
-            if draw(file, table, part, choices, library):
+            draw = drawing(table, part, choices, library)
+            trouble = None if draw is None else _written(file, draw, own)
+            if trouble is not None:
+                library.troubles.append(trouble)
+            elif draw is not None:
                 drawn.append(Picture(file, words))
     return drawn
+
+
+def _written(file: Path, draw: Callable[[Path], None], own: Collection[str]) -> str | None:
+    """Write a picture; why it was not, as a sentence, or None."""
+    try:
+        if file.exists() and file.name not in own:
+            return f"'{file}' is there already and is no picture of this table: remove it first"
+        draw(file)
+    except OSError as error:
+        return f"cannot write the picture '{file}': {reason_of(error)}"
+    return None
 
 
 def _part_name(table: Table, part: Part) -> str:
@@ -46,10 +68,10 @@ def _part_name(table: Table, part: Part) -> str:
     return f"-{part.benchmark}{number}" if len(table.parts) > 1 else ""
 
 
-def _draw_part_curves(
-    file: Path, table: Table, part: Part, choices: Choices, library: Library
-) -> bool:
-    """Write the learning curves of a part of the table; False where there are none.
+def _drawing_curves(
+    table: Table, part: Part, choices: Choices, library: Library
+) -> Callable[[Path], None] | None:
+    """What draws the learning curves of a part of the table; None where there are none.
 
     A row is shown by its longest run of the settings of now, or else of others, of the first seed.
     A run without a probe has no curve. Rows that share a training share a curve, under the name of
@@ -68,10 +90,11 @@ def _draw_part_curves(
             label = f"{row.label} ({count_epochs(result.epochs)})"
             curves.append(Curve(label, epochs, accuracies, *_look(table, row)))
             measures.append(_measure(result.config.get("probe", {})))
-    if curves:
-        measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"
-        draw_curves(file, curves, title=f"{table.title}: {part.title}", measure=measure)
-    return bool(curves)
+    if not curves:
+        return None
+    measure = measures[0] if len(set(measures)) == 1 else "accuracy of the probe, %"
+    title = f"{table.title}: {part.title}"
+    return partial(draw_curves, curves=curves, title=title, measure=measure)
 
 
 def _look(table: Table, row: Row) -> tuple[int, str, float | None]:

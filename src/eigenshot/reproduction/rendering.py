@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from eigenshot.reporter import count_epochs
 from eigenshot.reproduction.comparison import Comparison, Section
+from eigenshot.reproduction.document import made_by
 from eigenshot.reproduction.picture import Picture
 from eigenshot.reproduction.plan import Choices
 
@@ -47,7 +48,7 @@ def as_markdown(comparison: Comparison, command: str, pictures: Sequence[Picture
     if comparison.notes:
         blocks.append("\n".join(f"- {text}" for text in _numbered(comparison.notes)))
     blocks += [f"![{picture.words}]({picture.file.name})" for picture in pictures]
-    blocks.append(f"Made by `{command}` from the result files beside this one.")
+    blocks.append(made_by(command))
     return "\n\n".join(blocks) + "\n"
 
 

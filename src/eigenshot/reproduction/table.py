@@ -165,7 +165,7 @@ def read_table(name: str) -> Table:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
             raise UserError(f"cannot read the table '{name}': {reason}") from error
-        label, folder = plain_name(path.stem), path.parent
+        label, folder = _own_name(path), path.parent
     else:
         if name not in list_tables():
             hint = did_you_mean(name, list_tables())
@@ -180,6 +180,19 @@ def read_table(name: str) -> Table:
         return _with_recipes_in(folder, _table(label, content))
     except UserError as error:
         raise UserError(f"table '{name}': {error}") from None
+
+
+def _own_name(path: Path) -> str:
+    """What the files of a table of one's own are called among the results."""
+    name = plain_name(path.stem)
+    if not name:
+        raise UserError(f"a table's file needs letters or digits in its name, found '{path}'")
+    if name.lower() in ("readme", *list_tables()):  # which some systems take for the same
+        raise UserError(
+            f"the table '{path}' needs another name: among the results '{name}.md' is not a file "
+            "of one's own tables"
+        )
+    return name
 
 
 def _with_recipes_in(folder: Path | None, table: Table) -> Table:
