@@ -89,7 +89,7 @@ def reproduce(
     from eigenshot.reproduction.plan import Choices, make_plan
     from eigenshot.reproduction.rendering import as_markdown, as_text
     from eigenshot.reproduction.session import Session, check_budget, check_count
-    from eigenshot.reproduction.table import read_table
+    from eigenshot.reproduction.tablefile import read_table
 
     refuse_several("reproduce")
     if dry_run and results_only:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from eigenshot.reproduction.results import Result, write_result
-from eigenshot.reproduction.table import Table, read_table
+from eigenshot.reproduction.table import Table
+from eigenshot.reproduction.tablefile import read_table
 
 RECIPE = """
 base = "glyphs"

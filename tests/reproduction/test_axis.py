@@ -16,7 +16,7 @@ from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.picture import draw_pictures
 from eigenshot.reproduction.plan import Choices, variant_of
 from eigenshot.reproduction.results import curve_file
-from eigenshot.reproduction.table import read_table
+from eigenshot.reproduction.tablefile import read_table
 from tests.reproduction.miniature import TABLE, keep, write_miniature
 from tests.reproduction.test_comparison import keep_answers
 from tests.reproduction.test_reproduce_command import cells

@@ -11,7 +11,7 @@ from eigenshot.errors import UserError
 from eigenshot.reproduction.curves import write_curve
 from eigenshot.reproduction.document import made_by, refuse_anothers
 from eigenshot.reproduction.results import curve_file
-from eigenshot.reproduction.table import list_tables
+from eigenshot.reproduction.tablefile import list_tables
 from tests.reproduction.miniature import keep, write_miniature
 from tests.test_cli import Shell
 

@@ -14,7 +14,8 @@ from eigenshot.config import Config, EvaluationConfig
 from eigenshot.configfile import load_config
 from eigenshot.errors import UserError
 from eigenshot.reproduction.plan import Choices, make_plan, settled, variant_of
-from eigenshot.reproduction.table import Table, list_tables, read_table
+from eigenshot.reproduction.table import Table
+from eigenshot.reproduction.tablefile import list_tables, read_table
 from eigenshot.reproduction.versions import is_version, other_settings, version_of
 from tests.reproduction.miniature import miniature, table_with, write_miniature
 

@@ -10,7 +10,7 @@ import pytest
 from eigenshot.errors import UserError
 from eigenshot.reproduction.plan import Choices, make_plan
 from eigenshot.reproduction.preflight import check_measurable, in_words_of_reproduce
-from eigenshot.reproduction.table import read_table
+from eigenshot.reproduction.tablefile import read_table
 from tests.data.parquet_files import picture, write_hub
 from tests.reproduction.miniature import TABLE, table_with, write_miniature
 from tests.test_cli import Shell

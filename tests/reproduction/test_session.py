@@ -20,7 +20,7 @@ from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, PlannedRun, make_plan
 from eigenshot.reproduction.results import Result, write_result
 from eigenshot.reproduction.session import Session, obstacle, result_of, run_all
-from eigenshot.reproduction.table import read_table
+from eigenshot.reproduction.tablefile import read_table
 from eigenshot.training.loop import DeadlineReached, Interrupted
 from eigenshot.training.pretrain import pretrain
 from eigenshot.training.runfolder import RunFolder

@@ -16,7 +16,7 @@ import pytest
 from eigenshot.reproduction.execute import Places
 from eigenshot.reproduction.plan import Choices, make_plan
 from eigenshot.reproduction.side_by_side import run_side_by_side, shares_a_gpu_well
-from eigenshot.reproduction.table import read_table
+from eigenshot.reproduction.tablefile import read_table
 from eigenshot.training.runfolder import RunFolder
 from tests.reproduction.miniature import miniature, table_with, write_miniature
 from tests.test_cli import Shell

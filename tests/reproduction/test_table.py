@@ -9,7 +9,7 @@ import pytest
 from eigenshot.errors import UserError
 from eigenshot.reproduction.figures import parse_figure
 from eigenshot.reproduction.names import place_name, short_name
-from eigenshot.reproduction.table import list_tables, read_table
+from eigenshot.reproduction.tablefile import list_tables, read_table
 from tests.reproduction.miniature import TABLE, miniature, table_with, write_miniature
 
 
