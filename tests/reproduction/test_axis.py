@@ -205,6 +205,7 @@ def test_parts_that_share_a_folder_have_pictures_of_their_own(
 ) -> None:
     more = TABLE[TABLE.index("[[part]]") : TABLE.index("[[row]]")]
     wider = more.replace("measure", 'settings = {{ "projector.width" = 8 }}\nmeasure')
+    wider = wider.replace("Shapes, 5-way", "Shapes, 5-way, a smaller head")
     text = with_axis(TABLE.replace(more, more + wider)).replace("paper = [", "# [")
     path = write_miniature(tmp_path, text)
     table = read_table(str(path))

@@ -170,6 +170,30 @@ def test_an_unknown_table_offers_the_nearest() -> None:
             'order = 3\nrecipe = ["a", "b"]',
             "row 'short': the list 'recipe' has 2 entries, expected 1, as many as",
         ),
+        (
+            "shots = [1, 5]",
+            'shots = [1]\n[[part]]\ntitle = "Shapes, 5-way"\ndata = "fc100"\nrecipe = "fc100"\n'
+            'measure = "fewshot"\nshots = [5]',
+            "expected every title of a part once, found 'Shapes, 5-way' more than once",
+        ),
+        ("[1, 5]", "[1, 1]", "expected every number of shots of part 1 once, found '1' more"),
+        ('"shapes"', '"!!!"', "part 1: a benchmark's name is of letters, digits and . + = - _"),
+        ('"shapes"', '".."', "found '..'"),
+        (
+            'settings = {{ "training.epochs" = 1 }}',
+            'settings = {{ method.name = "simclr" }}',
+            "row 'short': settings: method.name cannot be used here: it is the 'method' of a row",
+        ),
+        (
+            'recipe = "tiny.toml"',
+            'recipe = "tiny.toml"\nsettings = {{ "training.seed" = 3 }}',
+            "part 1: settings: training.seed cannot be used here: use --seeds",
+        ),
+        (
+            'compare = "ours"',
+            'compare = "ours"\nsettings = {{ "training.seed" = 3 }}',
+            "the table: settings: training.seed cannot be used here: use --seeds",
+        ),
         ("order = 3", "order = 3\nrecipe = 3", "row 'short': recipe: expected a text, or"),
         ("order = 3", "order = 3\nrecipe = [[]]", "row 'short': recipe: expected a list of texts"),
     ],
@@ -180,6 +204,13 @@ def test_a_slip_in_a_table_is_told(tmp_path: Path, found: str, instead: str, mes
         read_table(str(path))
     assert message in str(told.value)
     assert str(path) in str(told.value)
+
+
+def test_epochs_may_be_set_for_all_and_a_benchmark_may_have_spaces(tmp_path: Path) -> None:
+    text = table_with('compare = "ours"', 'compare = "ours"\nsettings = {{ training.epochs = 7 }}')
+    table = read_table(str(write_miniature(tmp_path, text.replace('"shapes"', '"my shapes"'))))
+    assert table.settings == {"training.epochs": 7}
+    assert table.parts[0].benchmark == "my-shapes"
 
 
 @pytest.mark.parametrize("key", ["part", "row"])

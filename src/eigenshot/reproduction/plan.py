@@ -15,7 +15,7 @@ from eigenshot.errors import UserError
 from eigenshot.evaluation.classifiers import get_classifier
 from eigenshot.reproduction.names import plain_name
 from eigenshot.reproduction.results import Result, differences, result_name
-from eigenshot.reproduction.table import Part, Row, Table
+from eigenshot.reproduction.table import NO_SETTINGS, Part, Row, Table
 from eigenshot.reproduction.versions import (
     as_texts,
     is_version,
@@ -27,11 +27,7 @@ from eigenshot.training.setup import check_parts, of_no_use
 
 _LONGEST = 60  # characters of changed settings in a name
 # What has an option of its own, or is what a row is about.
-_TAKEN = {
-    "training.epochs": "use --epochs",
-    "training.seed": "use --seeds",
-    "method.name": "a table of your own can have such a row",
-}
+_TAKEN = {"training.epochs": "use --epochs", **NO_SETTINGS}
 
 
 @dataclass(frozen=True)

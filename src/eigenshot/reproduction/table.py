@@ -11,6 +11,12 @@ from eigenshot.reproduction.names import place_name
 
 Measure = Literal["fewshot", "linear"]
 
+# What is no setting of a run here, and what says it instead.
+NO_SETTINGS = {
+    "training.seed": "use --seeds",
+    "method.name": "it is the 'method' of a row, which a table of your own can have",
+}
+
 
 @dataclass(frozen=True)
 class Part:

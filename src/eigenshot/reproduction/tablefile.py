@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from eigenshot.options import coerce
 from eigenshot.reproduction.axis import check_axis
 from eigenshot.reproduction.figures import parse_figure
 from eigenshot.reproduction.names import place_name, plain_name
-from eigenshot.reproduction.table import Part, Row, Table
+from eigenshot.reproduction.table import NO_SETTINGS, Part, Row, Table
 
 
 def list_tables() -> list[str]:
@@ -81,6 +81,7 @@ def _with_recipes_in(folder: Path | None, table: Table) -> Table:
 def _table(name: str, content: Mapping[str, Any]) -> Table:
     given = dict(content)
     parts = [_part(entry, number) for number, entry in enumerate(_entries(given, "part"), 1)]
+    _refuse_repeated("title of a part", [part.title for part in parts])
     kept = [(part.benchmark, part.recipe, part.settings) for part in parts]
     for number, place in enumerate(kept):
         if place in kept[:number]:
@@ -90,16 +91,19 @@ def _table(name: str, content: Mapping[str, Any]) -> Table:
             )
     columns = sum(len(part.shots) or 1 for part in parts)
     rows = [_row(entry, columns, len(parts)) for entry in _entries(given, "row")]
-    names = [row.name for row in rows]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise UserError(f"expected every row once, found '{repeated[0]}' more than once")
+    _refuse_repeated("row", [row.name for row in rows])
     table: Table = _build(Table, {**given, "name": name, "parts": (), "rows": ()}, "the table")
     table = dataclasses.replace(table, parts=tuple(parts), rows=tuple(rows))
     for reference in filter(None, (table.compare, *(row.compare for row in rows))):
         table.row(reference)
     check_axis(table.axis, {row.name: (row.series, row.at) for row in rows})
     return table
+
+
+def _refuse_repeated(what: str, entries: Sequence[object]) -> None:
+    for number, entry in enumerate(entries):
+        if entry in entries[:number]:
+            raise UserError(f"expected every {what} once, found '{entry}' more than once")
 
 
 def _entries(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
@@ -120,6 +124,12 @@ def _part(entry: dict[str, Any], number: int) -> Part:
         raise UserError(f"part {number} is measured by a linear classifier, which has no shots")
     if part.shots and min(part.shots) < 1:
         raise UserError(f"part {number}: shots are at least 1, found {min(part.shots)}")
+    _refuse_repeated(f"number of shots of part {number}", part.shots)
+    if part.benchmark and not plain_name(part.benchmark):
+        raise UserError(
+            f"part {number}: a benchmark's name is of letters, digits and . + = - _, found "
+            f"'{part.benchmark}'"
+        )
     evaluate = part.evaluate or part.data
     benchmark = part.benchmark or place_name(part.data)
     if not part.benchmark and evaluate != part.data:
@@ -168,6 +178,9 @@ def _build(kind: type, entry: Mapping[str, Any], where: str) -> Any:
     values = {key: coerce(value, hints[key], f"{where}: {key}") for key, value in entry.items()}
     if "settings" in values:  # in TOML "probe.kind" and probe.kind are two ways to say one thing
         values["settings"] = flatten(values["settings"])
+        for key, instead in NO_SETTINGS.items():
+            if key in values["settings"]:
+                raise UserError(f"{where}: settings: {key} cannot be used here: {instead}")
     return kind(**values)
 
 
