@@ -117,6 +117,49 @@ def test_a_row_may_be_compared_with_another_than_the_tables(
     assert cells(markdown, "Ours")[0][6] == "–"
 
 
+OWN = """
+from eigenshot.methods import DeepLaplacianEigenmapsMethod
+from eigenshot.methods.baseline import Baseline
+
+class Plain(DeepLaplacianEigenmapsMethod):
+    pass
+
+class Taught(Baseline):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "supervised", "labels"),
+    [
+        ("baseline", False, "all"),
+        ("baseline", True, "all"),
+        ("dle", False, "none"),
+        ("dle", True, "none"),
+        ("own_methods:Plain", False, "none"),
+        ("own_methods:Plain", True, "all"),
+        ("own_methods:Taught", False, "all"),
+        ("nowhere_methods:Taught", True, "all"),
+    ],
+)
+def test_a_method_tells_whether_it_learns_from_labels(
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    supervised: bool,
+    labels: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_methods.py").write_text(OWN)
+    row = f'method = "{method}"\nsupervised = {str(supervised).lower()}\norder = 1'
+    table = write_miniature(tmp_path, table_with('method = "dle"\norder = 1', row))
+    assert shell("reproduce", table, "--results-only", "--results", tmp_path)[0] == 0
+    markdown = (tmp_path / "mini.md").read_text()
+    assert cells(markdown, "Ours")[0][2] == labels
+    assert cells(markdown, "MAML")[0][2] == "all", "of a row that is not run the table tells"
+
+
 def test_a_result_of_another_recipe_is_marked(shell: Shell, table: Path, tmp_path: Path) -> None:
     keep(tmp_path / "results", config={"optimizer": {"lr": 0.7}})
     _, out, _ = shell("reproduce", table, "--results-only")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from eigenshot.errors import UserError
+from eigenshot.methods import learns_from_labels
 from eigenshot.reporter import duration
 from eigenshot.reproduction.episodes import paired
 from eigenshot.reproduction.figures import Figure
@@ -148,7 +150,7 @@ class _Filler:
     def _line(self, row: Row, column: Column, measured: str, *rest: str) -> tuple[str, ...]:
         figure = _paper(row, column)
         printed = "not in the paper" if not row.paper else figure.text if figure else NOTHING
-        labels = "all" if row.supervised else "none"
+        labels = "all" if _uses_labels(row) else "none"
         # The table's word is for the recipe's network; another one is told as it was set.
         other = self.choices.settings.get("backbone.name") if row.method else None
         cells = (row.label, other or row.backbone, labels, printed, measured, *rest)
@@ -195,6 +197,20 @@ class _Filler:
             seeds = f"seed{'s' if len(whole) > 1 else ''} {', '.join(map(str, whole))}"
             words.append(self.notes.mark(f"paired for {seeds} only, which both rows have"))
         return " ".join(words)
+
+
+def _uses_labels(row: Row) -> bool:
+    """Whether the training uses labels: its method tells, and where that is not here the table.
+
+    A method of one's own may have them from elsewhere, as the table then says.
+    """
+    if not row.method:
+        return row.supervised
+    try:
+        learns = learns_from_labels(row.method)
+    except UserError:
+        return row.supervised
+    return learns or (":" in row.method and row.supervised)
 
 
 def _went_on(entry: Mapping[str, Any]) -> str:
