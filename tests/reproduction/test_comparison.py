@@ -195,3 +195,16 @@ def test_a_collapsed_row_says_so_with_its_accuracy(
     one, five = cells((tmp_path / "results" / "mini.md").read_text(), "Ours")
     assert one[3:6] == ["collapsed", "collapsed (44.00 ± 0.50)", "as in the paper"]
     assert five[4:6] == ["collapsed (61.00 ± 0.40)", "+1.00"]
+
+
+def test_a_result_that_does_not_say_what_is_otherwise_is_passed_over(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    keep(tmp_path / "results", lengthened=[{"epochs": 1, "step": 3, "otherwise": []}])
+    damaged = keep(tmp_path / "results", seed=1)
+    content = damaged.read_text().replace('"seed": 1', '"seed": 1, "lengthened": [{"epochs": 1}]')
+    damaged.write_text(content)
+    code, out, err = shell("reproduce", table, "--results-only")
+    assert code == 0
+    assert "44.00 ± 0.50" in out
+    assert f"{damaged.name}' is no result of a table: an entry of lengthened needs" in err

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eigenshot.config import Config
-from eigenshot.errors import CorruptFileError, UserError
+from eigenshot.errors import CorruptFileError, UserError, check_at_least
 from eigenshot.files import write_json
 from eigenshot.options import coerce
 from eigenshot.reproduction.names import plain_name
@@ -29,6 +29,7 @@ _OPTIONAL = (
     "side_by_side",
     "lengthened",
 )
+_SECTIONS = {name for name, value in Config().to_dict().items() if isinstance(value, dict)}
 
 
 def result_name(method: str, variant: str, epochs: int, seed: int) -> str:
@@ -190,7 +191,7 @@ def _from_table(table: Any) -> Result:
 
 
 def _check(result: Result) -> None:
-    """Refuse a result whose figures cannot be."""
+    """Refuse a result whose figures cannot be, or that lacks what is read of it."""
     if bool(result.fewshot) == bool(result.linear):
         raise UserError("expected either 'fewshot' or 'linear' in a result")
     for shots, figures in result.fewshot.items():
@@ -198,17 +199,39 @@ def _check(result: Result) -> None:
         if not shots.isdigit() or not all(_is_number(entries.get(key)) for key in _FEWSHOT_KEYS):
             raise UserError(f"fewshot '{shots}' needs the numbers {', '.join(_FEWSHOT_KEYS)}")
         _check_percent(entries["accuracy"], f"fewshot '{shots}'")
+        _check_amount(entries["ci95"], f"fewshot '{shots}': ci95")
     if result.linear:
         if not _is_number(result.linear.get("accuracy")) or "protocol" not in result.linear:
             raise UserError("linear needs an accuracy and the protocol")
         _check_percent(result.linear["accuracy"], "linear")
     for name in ("seconds", "effective_rank", "images_per_second", "evaluation_seconds"):
-        if not _is_number(getattr(result, name)):
-            raise UserError(f"{name} is not finite")
+        _check_amount(getattr(result, name), name)
+    check_at_least(1, epochs=result.epochs)
+    check_at_least(0, seed=result.seed, side_by_side=result.side_by_side)
+    for entry in result.lengthened:
+        _check_lengthened(entry)
+    for name in _SECTIONS & result.config.keys():
+        if not isinstance(result.config[name], Mapping):
+            raise UserError(f"config: {name} is no section")
+
+
+def _check_lengthened(entry: Mapping[str, Any]) -> None:
+    otherwise = entry.get("otherwise")
+    told = isinstance(otherwise, list) and all(isinstance(text, str) for text in otherwise)
+    if not told or not all(type(entry.get(key)) is int for key in ("epochs", "step")):
+        raise UserError(
+            "an entry of lengthened needs whole numbers, epochs and step, and otherwise, a list of "
+            "texts"
+        )
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
+
+
+def _check_amount(value: Any, where: str) -> None:
+    if not _is_number(value) or value < 0:
+        raise UserError(f"{where} must be a finite number from 0 on, found {value}")
 
 
 def _check_percent(value: float, where: str) -> None:
