@@ -119,6 +119,7 @@ def test_a_curve_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_curve(file, records)
     expected = {"epoch": [1, 2], "loss": [2.0, 1.5], "probe_accuracy": [None, 40.0]}
     assert read_curve(file) == expected
-    file.write_text(json.dumps([1]))
-    with pytest.raises(CorruptFileError, match="holds no learning curve"):
-        read_curve(file)
+    for damaged in ([1], {"epoch": 1}, {"epoch": ["one"]}):
+        file.write_text(json.dumps(damaged))
+        with pytest.raises(CorruptFileError, match="holds no learning curve that can be read; rem"):
+            read_curve(file)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from eigenshot.errors import UserError
+from eigenshot.methods import DeepLaplacianEigenmapsMethod
 from eigenshot.reproduction.plan import Choices, make_plan
 from eigenshot.reproduction.preflight import check_measurable, in_words_of_reproduce
 from eigenshot.reproduction.tablefile import read_table
@@ -49,8 +51,12 @@ def test_images_without_labels(tmp_path: Path, picture_folder: bool) -> None:
 def test_too_few_classes_or_images(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="7-way episodes need 7 classes, found 6"):
         check(tmp_path, TABLE, **{"evaluation.ways": 7})
-    with pytest.raises(UserError, match="has 20 images, but 5 shots \\+ 16 queries need 21"):
+    with pytest.raises(
+        UserError, match="has 20 images, but 5 shots \\+ 16 queries need 21"
+    ) as told:
         check(tmp_path, TABLE, **{"evaluation.queries": 16})
+    advice = "as with 5 shots and --set evaluation.queries=15, or leave that class out"
+    assert in_words_of_reproduce(str(told.value)).endswith(advice)
 
 
 def test_one_set_of_images_for_two_purposes(tmp_path: Path) -> None:
@@ -86,12 +92,34 @@ def test_it_is_the_plan_that_says_so_and_nothing_is_trained(
         ("use --ways 3 or fewer", "use --set evaluation.ways=3 or fewer"),
         ("at most 7 queries (--queries)", "at most 7 queries (--set evaluation.queries=…)"),
         ("use --batch-size 30 or less", "use --set training.batch_size=30 or less"),
+        ("with --shots 2 --queries 18", "with 2 shots and --set evaluation.queries=18"),
+        (
+            "a --batch-size under 128, or a smaller --backbone",
+            "a training.batch_size under 128, or a smaller backbone.name",
+        ),
+        ("--resume goes on from it", "the same command goes on from it"),
+        ("--select-on and --data are the same", "evaluation.select and 'evaluate' have the same"),
+        ("--train and --test are the same", "'train' and 'evaluate' have the same"),
+        ("--force replaces what", "'eigenshot data fetch' with --force replaces what"),
         ("choose another --out", "choose another --runs"),
         ("a folder/--out", "a folder/--out"),
     ],
 )
 def test_advice_has_the_options_of_the_command(theirs: str, here: str) -> None:
     assert in_words_of_reproduce(theirs) == here
+
+
+def test_too_large_a_batch_is_refused_with_advice_that_can_be_followed(
+    shell: Shell, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(DeepLaplacianEigenmapsMethod, "forward", full)
+    code, _, err = shell("reproduce", table, "--rows", "ours", "--device", "cpu")
+    assert code == 1
+    assert "training.batch_size under 32, or a smaller backbone.name" in err
+    assert not re.search("--(batch-size|backbone)", err)
 
 
 def test_a_single_split_is_one_set_of_images(tmp_path: Path) -> None:

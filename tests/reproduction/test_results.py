@@ -145,7 +145,8 @@ def test_damaged_counts_are_told_by_name(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:60], b"", b"nothing of the kind"):
         path.write_bytes(content)
-        with pytest.raises(CorruptFileError, match=r"counts\.npz"):
+        advice = r"counts\.npz' holds no .*; remove it and the result file 'counts\.json' to have"
+        with pytest.raises(CorruptFileError, match=advice):
             read_episodes(path)
 
 

@@ -33,11 +33,21 @@ def write_curve(path: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def read_curve(path: Path) -> dict[str, list[float | None]]:
-    """What `write_curve` wrote."""
+    """What `write_curve` wrote; a `CorruptFileError` that names the file for anything else."""
+    damaged = CorruptFileError(
+        f"'{path}' holds no learning curve that can be read; remove it and the result file "
+        f"'{path.name}' beside its folder to have it written again"
+    )
     try:
         curve = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CorruptFileError(f"'{path}' holds no learning curve that can be read") from error
-    if not isinstance(curve, dict) or not all(isinstance(v, list) for v in curve.values()):
-        raise CorruptFileError(f"'{path}' holds no learning curve")
+        raise damaged from error
+    if not isinstance(curve, dict) or not all(map(_is_series, curve.values())):
+        raise damaged
     return curve
+
+
+def _is_series(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        value is None or type(value) in (int, float) for value in values
+    )

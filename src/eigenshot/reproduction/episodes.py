@@ -58,6 +58,10 @@ def write_episodes(path: Path, counts: EpisodeCounts) -> None:
 
 def read_episodes(path: Path) -> EpisodeCounts:
     """What `write_episodes` wrote; a `CorruptFileError` that names the file for anything else."""
+    damaged = CorruptFileError(
+        f"'{path}' holds no counts of episodes that can be read; remove it and the result file "
+        f"'{path.stem}.json' to have the run measured again"
+    )
     try:
         with np.load(path, allow_pickle=False) as archive:
             right = {
@@ -69,10 +73,10 @@ def read_episodes(path: Path) -> EpisodeCounts:
             tasks, questions = str(archive["tasks"]), int(archive["questions"])
             counts = EpisodeCounts(tasks, questions, right, images)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise CorruptFileError(f"'{path}' holds no counts of episodes that can be read") from error
+        raise damaged from error
     whole = all(a.ndim == 1 and a.size > 1 and a.dtype.kind == "u" for a in right.values())
     if not right or not whole or counts.questions < 1:
-        raise CorruptFileError(f"'{path}' holds no counts of episodes that can be read")
+        raise damaged
     return counts
 
 

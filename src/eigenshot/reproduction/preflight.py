@@ -23,14 +23,21 @@ from eigenshot.methods import learns_from_labels
 from eigenshot.reproduction.images import open_kept
 from eigenshot.reproduction.plan import PlannedRun
 
-# Options of other commands, and what stands for them here.
+# Options of other commands, and what stands for them here; the longer ones first.
 _HERE = {
     r"or start anew without --lengthen": "or choose another --runs",
     r"name that run again with --lengthen": "remove its folder to begin anew",
+    r"--select-on and --data are": "evaluation.select and 'evaluate' have",
+    r"--train and --test are": "'train' and 'evaluate' have",
+    r"(?<!\S)--resume goes on": "the same command goes on",
+    r"(?<!\S)--force replaces": "'eigenshot data fetch' with --force replaces",
     r"(?<!\S)--out\b": "--runs",
+    r"(?<!\S)--shots (\d+) --queries (\d+)": r"\1 shots and --queries \2",
     r"(?<!\S)--(ways|queries) (\d+)": r"--set evaluation.\1=\2",
     r"\(--queries\)": "(--set evaluation.queries=…)",
     r"(?<!\S)--batch-size (\d+)": r"--set training.batch_size=\1",
+    r"(?<!\S)--batch-size\b": "training.batch_size",
+    r"(?<!\S)--backbone\b": "backbone.name",
 }
 
 
