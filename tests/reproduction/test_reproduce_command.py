@@ -83,11 +83,14 @@ def test_every_number_of_epochs_has_a_line_and_quick_looks_say_so(
     assert [line[7] for line in cells(markdown, "Ours")] == ["300", "2"] * 2
     code, out, _ = shell("reproduce", table, "--results-only", "--epochs", 2)
     assert code == 0
-    note = "Not the recipes' setting: every run has 2 epochs instead of its recipe's."
+    setting = "Not the recipes' setting: every run has 2 epochs instead of its recipe's"
+    note = f"{setting}, but for Shorter (1)."
     assert note in out
     quick = (tmp_path / "results" / "mini-2ep.md").read_text()
     assert note in quick
     assert [line[7] for line in cells(quick, "Ours")] == ["2"] * 2
+    _, out, _ = shell("reproduce", table, "--results-only", "--epochs", 1)
+    assert "every run has 1 epoch instead of its recipe's." in out
 
 
 def test_a_table_is_made_of_a_folder_that_is_there(

@@ -8,7 +8,8 @@ from eigenshot.reporter import count_epochs
 from eigenshot.reproduction.comparison import Comparison, Section
 from eigenshot.reproduction.document import made_by
 from eigenshot.reproduction.picture import Picture
-from eigenshot.reproduction.plan import Choices
+from eigenshot.reproduction.plan import Choices, epochs_asked
+from eigenshot.reproduction.table import Table
 
 # Sentences below a title, each for tables that have such a heading.
 _LEGEND = (
@@ -58,19 +59,28 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _remarks(comparison: Comparison) -> list[str]:
-    note, asked = comparison.table.note, _asked(comparison.choices)
+    note, asked = comparison.table.note, _asked(comparison.table, comparison.choices)
     return [text for text in (note, asked) if text]
 
 
-def _asked(choices: Choices) -> str:
+def _asked(table: Table, choices: Choices) -> str:
     """What makes this another table than that of the recipes."""
     parts = []
     if choices.epochs is not None:
-        parts.append(f"every run has {count_epochs(choices.epochs)} instead of its recipe's")
+        fewer = _of_fewer_epochs(table, choices)
+        exceptions = f", but for {', '.join(fewer)}" if fewer else ""
+        epochs = count_epochs(choices.epochs)
+        parts.append(f"every run has {epochs} instead of its recipe's{exceptions}")
     if choices.changes:
         shown = ", ".join(f"{key}={value}" for key, value in choices.changes.items())
         parts.append(f"every run has {shown}")
     return f"Not the recipes' setting: {'; '.join(parts)}." if parts else ""
+
+
+def _of_fewer_epochs(table: Table, choices: Choices) -> list[str]:
+    """The rows that name fewer epochs than were asked for, with theirs."""
+    asked = [(row.label, epochs_asked(row, choices)) for row in table.rows if row.method]
+    return [f"{label} ({epochs})" for label, epochs in asked if epochs != choices.epochs]
 
 
 def _numbered(notes: Sequence[str]) -> list[str]:
