@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -112,23 +113,16 @@ def reproduce(
     stderr = Console(stderr=True)
     reporter = ConsoleReporter(stderr)
     session = Session()
+    _prepare(places, dry_run=dry_run, results_only=results_only)
     if dry_run:
-        if places.results.exists() and not places.results.is_dir():
-            raise UserError(f"--results '{places.results}' is no folder; choose another")
         say(_described(plan, places, device, budget, side_by_side, session) + "\n")
     else:
-        if results_only and not places.results.is_dir():
-            raise UserError(f"there is no folder '{places.results}' to make the table from")
-        _make_folder(places.results)
         refuse_anothers(document, table)
         if not results_only:
             debug = context.find_root().params["debug"]
             session = _run(plan, places, device, budget, side_by_side, debug, stderr)
-            if plan.runs and session.idle:
-                reporter.note(
-                    f"nothing was run: all results are in '{places.results}'; another --results "
-                    "makes new ones"
-                )
+            if session.idle:
+                reporter.note(_why_idle(plan, places))
     library = Library(places.results)
     say(as_text(compare(chosen, choices, plan, library, session.remarks)))
     pictures = []
@@ -165,16 +159,47 @@ def _numbers(texts: list[str] | None) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _make_folder(folder: Path) -> None:
-    """Refuse before hours are spent when the results could not be kept."""
+def _prepare(places: Places, *, dry_run: bool, results_only: bool) -> None:
+    """Make the folder of results; refuse before hours are spent where something cannot be kept."""
+    if dry_run:
+        for option, folder in (("--results", places.results), ("--runs", places.runs)):
+            if os.path.exists(folder) and not os.path.isdir(folder):
+                raise UserError(f"{option} '{folder}' is no folder; choose another")
+        return
+    if results_only and not places.results.is_dir():
+        raise UserError(f"there is no folder '{places.results}' to make the table from")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        places.results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--results '{folder}' cannot be a folder: {error.strerror}; choose another"
+            f"--results '{places.results}' cannot be a folder: {error.strerror}; choose another"
         ) from error
+    _refuse_unwritable("--results", places.results)
+    if not results_only:
+        _check_runs(places.runs)
+
+
+def _check_runs(folder: Path) -> None:
+    """As for results, but that the folder is made with the first run."""
+    place = folder
+    while not os.path.lexists(place):
+        place = place.parent
+    if not os.path.isdir(place):
+        raise UserError(f"--runs '{folder}' cannot be a folder: '{place}' is none; choose another")
+    _refuse_unwritable("--runs", place)
+
+
+def _refuse_unwritable(option: str, folder: Path) -> None:
     if reason := why_not_writable(folder):
-        raise UserError(f"--results '{folder}' cannot be written to: {reason}; choose another")
+        raise UserError(f"{option} '{folder}' cannot be written to: {reason}; choose another")
+
+
+def _why_idle(plan: Plan, places: Places) -> str:
+    if not plan.runs:
+        return "there is nothing to run: the notes of the table say why these rows cannot be"
+    return (
+        f"nothing was run: all results are in '{places.results}'; another --results makes new ones"
+    )
 
 
 def _write(file: Path, text: str) -> None:

@@ -24,6 +24,9 @@ from tests.test_cli import Shell
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--results", "mini.toml"], "--results 'mini.toml' cannot be a folder"),
         (["--results", "mini.toml", "--dry-run"], "--results 'mini.toml' is no folder"),
+        (["--runs", "mini.toml"], "--runs 'mini.toml' cannot be a folder"),
+        (["--runs", "mini.toml/runs"], "cannot be a folder: 'mini.toml' is none; choose another"),
+        (["--runs", "mini.toml", "--dry-run"], "--runs 'mini.toml' is no folder"),
     ],
 )
 def test_misuse_is_a_sentence(shell: Shell, table: Path, options: list[str], message: str) -> None:
@@ -67,6 +70,16 @@ def test_where_all_results_are_there_it_is_said_that_nothing_was_run(
     code, _, err = shell(*command)
     assert code == 0
     assert "nothing was run: all results are in 'results'; another --results makes new" in err
+
+
+def test_rows_that_cannot_be_run_leave_nothing_to_run(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    code, out, err = shell("reproduce", table, "--device", "cpu", "--rows", "maml")
+    assert code == 0
+    assert "there is nothing to run: the notes of the table say why" in err
+    assert "not implemented: meta-learning" in out
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_plan_does_not_guess_how_long_a_first_measurement_takes(
@@ -116,5 +129,21 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
     shell: Shell, table: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "kept").mkdir(mode=0o555)
-    sentence = shell.refused("reproduce", table, "--results", tmp_path / "kept")
-    assert "cannot be written to: permission denied; choose another" in sentence
+    for option, folder in (("--results", "kept"), ("--runs", "kept"), ("--runs", "kept/runs")):
+        sentence = shell.refused("reproduce", table, option, tmp_path / folder)
+        assert f"{option} '" in sentence
+        assert "cannot be written to: permission denied; choose another" in sentence
+
+
+def test_a_place_for_runs_that_cannot_be_written_to_is_refused_at_once(
+    shell: Shell, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pretended, so that it holds for root too."""
+    monkeypatch.setattr(
+        "eigenshot.cli_reproduce.why_not_writable",
+        lambda folder: "read-only file system" if folder == tmp_path / "kept" else None,
+    )
+    (tmp_path / "kept").mkdir()
+    sentence = shell.refused("reproduce", table, "--runs", tmp_path / "kept" / "runs")
+    assert "cannot be written to: read-only file system; choose another" in sentence
+    assert shell("reproduce", table, "--runs", tmp_path / "kept", "--results-only")[0] == 0
