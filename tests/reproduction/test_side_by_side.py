@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eigenshot.reproduction.execute import Places
-from eigenshot.reproduction.plan import Choices, make_plan
+from eigenshot.reproduction.plan import Choices, PlannedRun, make_plan
 from eigenshot.reproduction.side_by_side import run_side_by_side, shares_a_gpu_well
 from eigenshot.reproduction.tablefile import read_table
 from eigenshot.training.runfolder import RunFolder
@@ -83,6 +83,18 @@ def test_a_process_that_dies_takes_no_other_with_it(
     assert code == 1
     assert "its process ended with code 7; the same command goes on from what it saved" in out
     assert list(measured(tmp_path / "results")) == ["dle-tiny-short-1ep-seed0.json"]
+
+
+def test_an_error_of_a_look_ahead_ends_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: PlannedRun, places: Places) -> str | None:
+        raise RuntimeError("a file system that went away")
+
+    monkeypatch.setattr("eigenshot.reproduction.side_by_side.obstacle", broken)
+    table, places = miniature(tmp_path), Places(tmp_path / "results", tmp_path / "runs")
+    runs = make_plan(table, Choices(rows=("ours", "short"))).runs
+    assert run_side_by_side(runs, places, count=2, device="cpu").finished == 2
 
 
 def test_a_spent_budget_begins_nothing(tmp_path: Path) -> None:

@@ -50,7 +50,10 @@ class _Task:
     def idle(self) -> bool:
         """Whether nothing can be begun, which takes no process to say."""
         spent = self.end is not None and time.time() >= self.end
-        return spent or all(obstacle(run, self.places) for run in self.runs)
+        try:
+            return spent or all(obstacle(run, self.places) for run in self.runs)
+        except Exception:  # which its process will meet too, and tell
+            return False
 
     def do(self) -> Session:
         """Run them in this process, one after the other."""
