@@ -368,3 +368,17 @@ def test_what_is_said_of_a_later_seed_names_it(tmp_path: Path) -> None:
     session = run_all(alone, places, device="cpu", minutes=1e-9)
     (sentence,) = session.remarks["short", "Shapes, 5-way"]
     assert sentence.startswith("seed 3: "), "the row may show what another seed has reached"
+
+
+def test_a_result_tells_by_what_each_part_of_its_training_was_made(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = bench.runs("ours")
+    monkeypatch.setenv("EIGENSHOT_COMMIT", "aaaa")
+    with pytest.raises(DeadlineReached):
+        execute(run, bench.places, device="cpu", deadline=time.monotonic())
+    monkeypatch.setenv("EIGENSHOT_COMMIT", "bbbb")
+    bench((run,))
+    result = bench.results()[run.name]
+    assert result.commit == "bbbb"
+    assert [session["commit"] for session in result.sessions] == ["aaaa", "bbbb"]

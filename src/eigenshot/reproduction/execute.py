@@ -176,6 +176,7 @@ def execute(
         evaluation_hardware=hardware_name(choose_device(device)),
         side_by_side=0 if begun else beside,  # nobody knows how many there were before
         lengthened=summary.get("lengthened", []),
+        sessions=summary.get("sessions", []),
     )
     _write(places.results, result, RunFolder(folder).metrics(), measured.counts)
     return result

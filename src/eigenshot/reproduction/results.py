@@ -28,6 +28,7 @@ _OPTIONAL = (
     "evaluation_hardware",
     "side_by_side",
     "lengthened",
+    "sessions",
 )
 _SECTIONS = {name for name, value in Config().to_dict().items() if isinstance(value, dict)}
 
@@ -48,6 +49,8 @@ class Result:
     many runs of one command shared the device when this one was trained, 0 where that is not known.
     ``lengthened`` has an entry for each shorter run that it went on from, with why (``otherwise``)
     it is not quite what it would have been from a first step of its own; ``seconds`` counts both.
+    ``sessions`` has commit, hardware and versions of each in which it was trained, where they
+    differ; those of the result are the last ones.
     ``fewshot`` maps the number of shots to ``accuracy``, ``ci95`` and ``episodes``; ``linear`` has
     ``accuracy`` and ``protocol``. A result has one of the two.
     """
@@ -80,6 +83,7 @@ class Result:
     evaluation_hardware: str = ""
     side_by_side: int = 0
     lengthened: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
