@@ -19,7 +19,7 @@ from eigenshot.cli_data import data_app
 from eigenshot.cli_embed import embed_command
 from eigenshot.cli_evaluate import evaluate
 from eigenshot.cli_reproduce import reproduce
-from eigenshot.errors import TrainingDiverged, UserError
+from eigenshot.errors import ProcessLost, TrainingDiverged, UserError
 
 app = typer.Typer(
     name="eigenshot",
@@ -215,6 +215,8 @@ def main() -> NoReturn:
         _stop(str(error), 2, debug)
     except TrainingDiverged as error:
         _stop(f"training diverged: {error}", 1, debug)
+    except ProcessLost as error:
+        _stop(str(error), 1, debug)
     except Exception as error:
         from eigenshot.training.loop import Interrupted
 

@@ -21,6 +21,10 @@ class TrainingDiverged(RuntimeError):
     """Training met a value that is not finite; the last good checkpoint stands."""
 
 
+class ProcessLost(RuntimeError):
+    """Another process of a run has died; what was saved stands."""
+
+
 class CorruptFileError(UserError):
     """A file that is not what it should be: truncated, altered, or from another program."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from eigenshot.training.launch import (
     require_agreement,
 )
 from eigenshot.training.meeting import agree_on_name
+from eigenshot.training.watcher import Watch
 
 TORCHRUN = {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "32", "RANK": "9", "LOCAL_RANK": "1"}
 ALLOCATION = {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2"}
@@ -155,10 +157,10 @@ if rank := int(os.environ.get("LOCAL_RANK", "0")):
     time.sleep(300)
 
 from lightning_fabric.strategies import DDPStrategy
-from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from eigenshot.training import watcher
 from eigenshot.training.launch import launch
 
-_ChildProcessObserver.__init__.__defaults__ = (period,)
+watcher._PAUSE = watcher._TO_FAIL = period
 wait_for_others = DDPStrategy.setup_environment
 
 def tell_when_waiting():  # in torch, which is at the same place for long
@@ -193,10 +195,13 @@ except (KeyboardInterrupt, OSError) as error:
 class TestEndOfAMeeting:
     """Where processes do not meet none is left, and a person is told once."""
 
-    def outcome(self, folder: Path, how: str, period: float = 5.0) -> tuple[int, str]:
+    def outcome(
+        self, folder: Path, how: str, period: float = 5.0, killed: bool = False
+    ) -> tuple[int, str]:
         """Exit code and what was said, once all have ended; Ctrl-C is for all, as in a terminal.
 
-        Fabric looks after the processes once in ``period`` seconds, in which they may end.
+        Instead of it one of the processes is ``killed``. They are looked after once in ``period``
+        seconds, and may take as long to end.
         """
         script, marks = folder / "script.py", folder / "marks"
         script.write_text(NEVER_MET)
@@ -207,7 +212,10 @@ class TestEndOfAMeeting:
             try:
                 assert process.stdout is not None
                 if process.stdout.readline():  # else it has ended by itself
-                    os.killpg(process.pid, signal.SIGINT)
+                    if killed:
+                        os.kill(int(next(marks.iterdir()).name), signal.SIGKILL)
+                    else:
+                        os.killpg(process.pid, signal.SIGINT)
                 # The pipe of messages ends with the last of the processes, which all have it.
                 _, said = process.communicate(timeout=20)
             finally:
@@ -223,6 +231,13 @@ class TestEndOfAMeeting:
 
     def test_ctrl_c_where_python_is_at_work(self, tmp_path: Path) -> None:
         assert self.outcome(tmp_path, "waits in Python", 0.05) == (1, "KeyboardInterrupt: \n")
+
+    @pytest.mark.parametrize("how", ["waits", "waits in Python"])
+    def test_one_that_is_killed_before_they_have_met(self, tmp_path: Path, how: str) -> None:
+        code, said = self.outcome(tmp_path, how, 0.05, killed=True)
+        assert code == 1
+        number = r"error: process [12] was ended by signal 9, perhaps for want of memory,"
+        assert re.fullmatch(f"{number} and the others with it\n", said)
 
     def test_what_fails_before_they_have_met(self, tmp_path: Path) -> None:
         assert self.outcome(tmp_path, "fails") == (1, "OSError: no way to meet\n")
@@ -299,9 +314,9 @@ class TestAlone:
     def test_processes_it_has_started_do_not_outlive_a_failure(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("eigenshot.training.launch._PATIENCE", 0.05)
+        monkeypatch.setattr("eigenshot.training.watcher._TO_END", 0.05)
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        fabric = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
+        fabric = SimpleNamespace(strategy=None, watch=Watch([child]))
         with pytest.raises(OSError, match="no space"), parting(fabric):
             raise OSError("no space")
         assert child.returncode is not None

@@ -14,16 +14,20 @@ from typing import Any, Literal, TypeAlias
 
 from eigenshot.errors import UserError
 from eigenshot.machine import PROCESSES_VARIABLE
+from eigenshot.reporter import Reporter
 from eigenshot.training.prompt import ended_by_ctrl_c
+from eigenshot.training.watcher import Watch, parent_of_this, starting
 
 # torch and lightning-fabric are imported where they are used: the command line asks for the number
 # of processes even where there is one, which needs neither.
 
 Starter: TypeAlias = Literal["torchrun", "srun", "none"]
 
-_PATIENCE = 1.0  # seconds for a process to end by itself, once the one that started it has failed
 _LETTING_GO = 0.1  # seconds for the group's threads to drop what they have worked on
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+
+# A script that trains several times starts its processes once, and they go from run to run.
+_started: list[subprocess.Popen[bytes]] = []
 
 
 def processes(devices: int, nodes: int, environment: Mapping[str, str]) -> tuple[int, int]:
@@ -115,12 +119,55 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
         raise UserError(f"expected a number in the variable {name}, found '{text}'") from None
 
 
-def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
+def launch(
+    device: str,
+    devices: int = 1,
+    nodes: int = 1,
+    *,
+    reporter: Reporter | None = None,
+    way_on: str = "",
+) -> Any:
     """A Fabric on ``device`` (``"cpu"``, ``"cuda"``, ``"mps"``) whose processes have all met.
 
     ``devices`` and ``nodes`` are what `processes` returned. Processes of this machine that nobody
     has started yet are started by running the same command. Nobody returns before all are there.
+
+    From then on, until they part, a process that dies ends the others: with a sentence that tells
+    the ``way_on``, and bars of ``reporter`` taken away.
     """
+    if devices * nodes == 1:
+        fabric = _fabric(device, 1, 1, "none")
+        fabric.launch()
+        return fabric
+    _check_possible(device, devices)
+    starter = _starter(os.environ)
+    if starter == "torchrun":
+        from eigenshot.training.meeting import meet_under_torchrun
+
+        meet_under_torchrun(device)
+    fabric = _fabric(device, devices, nodes, starter)
+    ours = starter == "none"  # elsewhere who has started them ends them
+    parent = parent_of_this() if ours else None
+    watch = Watch(_started if ours else [], parent=parent, reporter=reporter, way_on=way_on)
+    fabric.watch = watch
+    try:
+        with contextlib.ExitStack() as held:
+            held.enter_context(watch.telling())
+            if ours:
+                held.enter_context(ended_by_ctrl_c(_started, speaks=not own_name(os.environ)))
+                watch.begin()
+            if fabric.strategy.launcher is not None:
+                held.enter_context(starting(watch.children, fabric.strategy.launcher))
+            fabric.launch()
+            fabric.barrier()
+    except BaseException:
+        watch.end_children()
+        raise
+    return fabric
+
+
+def _fabric(device: str, devices: int, nodes: int, starter: Starter) -> Any:
+    """A Fabric whose processes have not met yet."""
     try:
         from lightning_fabric import Fabric
         from lightning_fabric.plugins import environments
@@ -131,44 +178,18 @@ def launch(device: str, devices: int = 1, nodes: int = 1) -> Any:
         from lightning.fabric.strategies import DDPStrategy  # type: ignore[no-redef]
 
     # Which variables count is decided here, so that Fabric does not look for more.
-    starter = _starter(os.environ) if devices * nodes > 1 else "none"
     cluster = {
         "torchrun": environments.TorchElasticEnvironment,
         "srun": environments.SLURMEnvironment,
         "none": environments.LightningEnvironment,
     }[starter]()
     if devices * nodes == 1:
-        fabric = Fabric(accelerator=device, devices=1, plugins=cluster)
-        fabric.launch()
-        return fabric
-    _check_possible(device, devices)
-    if starter == "torchrun":
-        from eigenshot.training.meeting import meet_under_torchrun
-
-        meet_under_torchrun(device)
+        return Fabric(accelerator=device, devices=1, plugins=cluster)
     # The statistics are of all processes' images already: there is nothing to send about.
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     logging.getLogger(Fabric.__module__.rpartition(".")[0]).setLevel(logging.WARNING)
     strategy = DDPStrategy(broadcast_buffers=False, cluster_environment=cluster)
-    fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
-    children = _started_by(fabric)
-    try:
-        with contextlib.ExitStack() as held:
-            if starter == "none":  # elsewhere who has started them ends them
-                speaks = not own_name(os.environ)
-                held.enter_context(ended_by_ctrl_c(children, speaks=speaks))
-            fabric.launch()
-            fabric.barrier()
-    except BaseException:
-        _end(children)
-        raise
-    return fabric
-
-
-def _started_by(fabric: Any) -> list[subprocess.Popen[bytes]]:
-    """The list in which Fabric keeps the processes that this one starts."""
-    launcher = getattr(fabric.strategy, "launcher", None)
-    return getattr(launcher, "procs", [])
+    return Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
 
 
 def _check_possible(device: str, devices: int) -> None:
@@ -233,21 +254,25 @@ def parting(fabric: Any, *agreed: type[Exception]) -> Iterator[None]:
 
     That holds for ``agreed`` too, exceptions that all processes raise at one place. After any other
     the processes that this one has started are ended. Within the block the processes of a machine
-    take shares of its memory and cores.
+    take shares of its memory and cores, and the death of one is a `ProcessLost` for the others.
     """
-    started = _started_by(fabric)
+    watch = getattr(fabric, "watch", None) or Watch([])  # a single process has nobody to lose
     try:
-        with _sharing_the_machine(fabric):
-            yield
+        with watch.telling():
+            try:
+                with _sharing_the_machine(fabric):
+                    yield
+            except agreed:
+                _leave(fabric)
+                raise
+            _leave(fabric)
     except agreed:
-        _leave(fabric)
-        # Fabric kills the whole run soon after a process of it ends with a code other than 0.
-        started.clear()
+        watch.stop()
         raise
     except BaseException:
-        _end(started)
+        watch.end_children()
         raise
-    _leave(fabric)
+    watch.stop()
 
 
 def _leave(fabric: Any) -> None:
@@ -278,14 +303,3 @@ def _sharing_the_machine(fabric: Any) -> Iterator[None]:
             del os.environ[PROCESSES_VARIABLE]
         else:
             os.environ[PROCESSES_VARIABLE] = before
-
-
-def _end(started: list[subprocess.Popen[bytes]]) -> None:
-    ending = started.copy()
-    started.clear()
-    for process in ending:
-        try:
-            process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

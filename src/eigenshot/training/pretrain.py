@@ -43,6 +43,12 @@ from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import build, load_source
 from eigenshot.training.statistics import settle_statistics
 
+# After what may have happened at any moment.
+_WAY_ON = (
+    "the same command with --resume (resume=True in Python) goes on from the last checkpoint, or "
+    "starts anew where there is none"
+)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -102,7 +108,7 @@ def pretrain(
                 processes=here * machines,
             )
         # From here on a process that fails alone would leave the others waiting for it.
-        fabric = launch(plan.device, here, machines)
+        fabric = launch(plan.device, here, machines, reporter=shown, way_on=_WAY_ON)
         # Steps and trials seed torch's own generator; outside, the caller's stays as it was.
         own = [fabric.device.index] if fabric.device.type == "cuda" else []
         with (

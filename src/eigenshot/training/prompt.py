@@ -38,8 +38,7 @@ def ended_by_ctrl_c(
         while number := heard.recv(1):
             if number[0] != signal.SIGINT:
                 continue
-            # Fabric looks through the list every few seconds, and kills this process without a word
-            # once a child in it has failed.
+            # Who watches the list would take them for processes that have failed.
             ending = children.copy()
             del children[: len(ending)]  # those alone: another may be starting
             if left.wait(_PATIENCE):
