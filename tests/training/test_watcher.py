@@ -153,6 +153,44 @@ class TestKilled:
         assert code == 1
 
 
+# A script that works with another process twice. The second ends some time after the first.
+SCRIPT = """
+import os, time
+from eigenshot.training.launch import launch, parting
+
+with parting(launch("cpu", 2)):
+    pass
+with parting(launch("cpu", 2)):
+    INSIDE
+parent = os.getppid()
+while os.environ["LOCAL_RANK"] == "1" and os.getppid() == parent:
+    time.sleep(0.1)
+time.sleep(3)
+print("came to its end")
+"""
+
+
+class TestScript:
+    def begun(self, folder: Path, inside: str) -> subprocess.Popen[str]:
+        script = folder / "script.py"
+        script.write_text(SCRIPT.replace("INSIDE", inside))
+        return begun(str(script))
+
+    def test_a_process_may_go_on_by_itself(self, tmp_path: Path) -> None:
+        """In the end it does not need the one that has started it."""
+        expected = "came to its end\n" * 2
+        assert ended(self.begun(tmp_path, "pass")) == (0, expected, "")
+
+    def test_one_is_killed_when_they_work_together_again(self, tmp_path: Path) -> None:
+        process = self.begun(tmp_path, r"os.write(1, b'here\n'); time.sleep(300)")
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
+        os.kill(child_of(process), signal.SIGKILL)
+        code, _, said = ended(process)
+        assert said == f"error: process 1 {KILLED.partition(';')[0]}\n"
+        assert code == 1
+
+
 def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -25,7 +25,7 @@ PARENT_VARIABLE = "EIGENSHOT_PARENT"
 _PAUSE = 0.2  # seconds between looks at the processes
 _TO_NOTICE = 2.0  # seconds to meet an error by oneself after another process was killed
 _TO_FAIL = 10.0  # seconds to fail in one's own words, of what may have ended the other too
-_TO_END = 1.0  # seconds for a process to end by itself, once the one that started it has failed
+_TO_END = 1.0  # seconds for processes to end by themselves, once the one that started them failed
 
 _KILLED, _BY_CTRL_C = -9, (-2, 130)  # codes with which a process ends
 _OF_THE_BACKEND = re.compile("gloo|nccl", re.I)
@@ -82,9 +82,10 @@ class Watch:
         self.stop()
         ending = self.children.copy()
         self.children.clear()
+        until = time.monotonic() + _TO_END
         for child in ending:
             try:
-                child.wait(_TO_END)
+                child.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
