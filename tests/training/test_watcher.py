@@ -155,11 +155,12 @@ class TestKilled:
 
 # A script that works with another process twice. The second ends some time after the first.
 SCRIPT = """
-import os, time
+import os, threading, time
 from eigenshot.training.launch import launch, parting
 
 with parting(launch("cpu", 2)):
-    pass
+    threads = [thread.name for thread in threading.enumerate()]
+    assert "processes" in threads and "child-process-observer" not in threads, threads
 with parting(launch("cpu", 2)):
     INSIDE
 parent = os.getppid()
