@@ -251,7 +251,7 @@ def _stop(message: str, code: int, debug: bool) -> NoReturn:
 
 def _own_name() -> str:
     """What to call this process; empty for the first of those that were started together."""
-    from eigenshot.training.launch import own_name
+    from eigenshot.training.starter import own_name
 
     try:
         return own_name(os.environ)

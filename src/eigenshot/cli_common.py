@@ -64,7 +64,8 @@ def reporting(speaks: bool = True) -> Iterator[Reporter]:
 @contextlib.contextmanager
 def together(device: str) -> Iterator[bool]:
     """Work with the other processes that torchrun or srun have started; one of them speaks."""
-    from eigenshot.training.launch import launch, parting, processes
+    from eigenshot.training.launch import launch, parting
+    from eigenshot.training.starter import processes
 
     devices, nodes = processes(1, 1, os.environ)
     if devices * nodes == 1:
@@ -83,7 +84,7 @@ def telling_of_an_interruption() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        from eigenshot.training.launch import own_name
+        from eigenshot.training.starter import own_name
 
         if not own_name(os.environ):
             typer.echo("interrupted before the end; no file is left half-written", err=True)
@@ -103,7 +104,7 @@ def say(text: str) -> None:
 
 def refuse_several(command: str) -> None:
     """Refuse a command that torchrun or srun have started several times."""
-    from eigenshot.training.launch import processes
+    from eigenshot.training.starter import processes
 
     devices, nodes = processes(1, 1, os.environ)
     if devices * nodes > 1:

@@ -31,7 +31,6 @@ from eigenshot.training.launch import (
     all_or_none,
     launch,
     parting,
-    processes,
     require_agreement,
 )
 from eigenshot.training.loop import Interrupted, train
@@ -41,6 +40,7 @@ from eigenshot.training.plan import Plan, make_plan
 from eigenshot.training.probe import Probe
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import build, load_source
+from eigenshot.training.starter import processes
 from eigenshot.training.statistics import settle_statistics
 
 # After what may have happened at any moment.
