@@ -14,9 +14,7 @@ from torch import nn
 
 from eigenshot.collective import rank
 from eigenshot.config import Config
-from eigenshot.data.naming import choose_split
-from eigenshot.data.opening import open_source, tell_passed_over, tell_unreadable
-from eigenshot.data.reading.reader import Reading
+from eigenshot.data.opening import tell_unreadable
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder, encoder_path
 from eigenshot.errors import TrainingDiverged
@@ -37,7 +35,7 @@ from eigenshot.training.loop import Interrupted, train
 from eigenshot.training.memory import memory_explained
 from eigenshot.training.parts import Parts
 from eigenshot.training.plan import Plan, make_plan
-from eigenshot.training.probe import Probe
+from eigenshot.training.probe import Probe, open_probe
 from eigenshot.training.runfolder import RunFolder
 from eigenshot.training.setup import build, load_source
 from eigenshot.training.starter import processes
@@ -157,7 +155,7 @@ def _run(
                 fabric=fabric,
             )
             source = parts.source  # images that are on the device are needed in memory no longer
-            probe = _open_probe(parts, plan.data, reporter) if rank() == 0 else None
+            probe = open_probe(parts, plan.data, reporter) if rank() == 0 else None
             identity = _identity(parts, plan.initial)
             if plan.started:
                 folder.check_data(identity)
@@ -174,14 +172,7 @@ def _run(
             with all_or_none(fabric):
                 # After the trial steps of the estimate: what they refuse leaves no folder behind.
                 if rank() == 0:
-                    held.enter_context(folder.held())
-                    if folder.started and not plan.started:  # by another, in the meantime
-                        folder.check(resume=False)
-                    if plan.shorter is not None:
-                        plan.shorter.hand_over(folder, config, identity, parts.method, reporter)
-                    elif not plan.going_on:
-                        folder.start(config, identity)
-                    folder.begin_session(environment(fabric.device))
+                    _begin(plan, parts, identity, reporter, held)
             told = tell_unreadable(source, reporter, told)  # the measured mean has come upon some
             going_on = plan.going_on or plan.shorter is not None
             progress = _train(parts, folder, probe, reporter, going_on, deadline)
@@ -192,6 +183,25 @@ def _run(
             close()
     summary = _finish(parts, folder, progress) if rank() == 0 else {}
     return Run(folder.path, parts.encoder, fabric.broadcast(summary), rank())
+
+
+def _begin(
+    plan: Plan,
+    parts: Parts,
+    identity: dict[str, Any],
+    reporter: Reporter,
+    held: contextlib.ExitStack,
+) -> None:
+    """Make the folder that of this run, and hold it until the caller leaves ``held``."""
+    folder = plan.folder
+    held.enter_context(folder.held())
+    if folder.started and not plan.started:  # by another, in the meantime
+        folder.check(resume=False)
+    if plan.shorter is not None:
+        plan.shorter.hand_over(folder, parts.config, identity, parts.method, reporter)
+    elif not plan.going_on:
+        folder.start(parts.config, identity)
+    folder.begin_session(environment(parts.fabric.device))
 
 
 def _agree_on_images(source: Source, fabric: Any) -> None:
@@ -224,29 +234,6 @@ def _train(
         raise TrainingDiverged(f"{error}; {kept}; {advice}") from error
 
 
-def _open_probe(parts: Parts, data: Any, reporter: Reporter) -> Probe | None:
-    config = parts.config
-    if config.probe.kind == "none":
-        return None
-    probed = config.probe.data or data
-    source = open_source(
-        probed,
-        image_size=parts.encoder.preprocessing.image_size,
-        channels=config.data.channels,
-        split=choose_split(probed, "validation", reporter),
-        seed=config.data.seed,
-        reading=Reading(
-            max_unreadable=config.data.max_unreadable,
-            progress=reporter.counting("reading the probe's images"),
-            note=reporter.note,
-            quiet=True,
-        ),
-        reporter=reporter,
-    )
-    tell_passed_over(source, reporter)
-    return Probe(config.probe, source, config.training.seed, reporter)
-
-
 def _identity(parts: Parts, initial: str | Path | None) -> dict[str, Any]:
     """What a resumed run must have in common with the one that was started, beside settings."""
     weights = None
@@ -273,7 +260,8 @@ def _finish(parts: Parts, folder: RunFolder, progress: Progress) -> dict[str, An
     with folder.written():
         parts.encoder.save(folder.encoder_file)
     known = folder.read_data()
-    sessions = known["sessions"]
+    # Somebody may have damaged the file since.
+    sessions = known.get("sessions") or [environment(parts.fabric.device)]
     images = progress.step * int(config.training.batch_size)
     records = folder.metrics()
     summary = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import nn
 from eigenshot import spectral
 from eigenshot.config import ProbeConfig
 from eigenshot.data.labelled import with_known_labels
+from eigenshot.data.naming import choose_split
+from eigenshot.data.opening import open_source, tell_passed_over
+from eigenshot.data.reading.reader import Reading
 from eigenshot.data.source import Source
 from eigenshot.encoder import Encoder
 from eigenshot.errors import UserError
@@ -22,10 +26,35 @@ from eigenshot.evaluation.tables import unit_length
 from eigenshot.hardware import exact_device
 from eigenshot.randomness import numpy_generator
 from eigenshot.reporter import Reporter
+from eigenshot.training.parts import Parts
 
 _GRAPH_IMAGES = 1000  # the batch whose neighbour graph is measured
 _GRAPH_NEIGHBOURS = 10
 _CHUNK = 128  # images embedded at once
+
+
+def open_probe(parts: Parts, data: Any, reporter: Reporter) -> Probe | None:
+    """The probe that a run on ``data`` is to have; None where it asks for none."""
+    config = parts.config
+    if config.probe.kind == "none":
+        return None
+    probed = config.probe.data or data
+    source = open_source(
+        probed,
+        image_size=parts.encoder.preprocessing.image_size,
+        channels=config.data.channels,
+        split=choose_split(probed, "validation", reporter),
+        seed=config.data.seed,
+        reading=Reading(
+            max_unreadable=config.data.max_unreadable,
+            progress=reporter.counting("reading the probe's images"),
+            note=reporter.note,
+            quiet=True,
+        ),
+        reporter=reporter,
+    )
+    tell_passed_over(source, reporter)
+    return Probe(config.probe, source, config.training.seed, reporter)
 
 
 def probed_by(config: ProbeConfig, image_size: int) -> str:
