@@ -190,7 +190,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
         sentence = shell.refused(*classified, option, place / "file")
         assert "cannot write to '/proc/self/file': " in sentence
     table = shell.refused("reproduce", "ablation", "--results", place)
-    assert "--results '/proc/self' cannot be written to: " in table
+    assert "--results: '/proc/self' cannot be written to: " in table
 
 
 @pytest.mark.parametrize(

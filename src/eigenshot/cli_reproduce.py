@@ -13,7 +13,7 @@ from rich.console import Console
 
 from eigenshot.cli_common import DeviceOption, find_own_code, refuse_several, say
 from eigenshot.errors import UserError
-from eigenshot.files import why_not_writable, write_text
+from eigenshot.files import why_no_folder, write_text
 
 if TYPE_CHECKING:
     from eigenshot.reproduction.execute import Places
@@ -83,7 +83,7 @@ def reproduce(
     from eigenshot.configfile import parse_override
     from eigenshot.reporter import ConsoleReporter
     from eigenshot.reproduction.comparison import compare
-    from eigenshot.reproduction.document import document_file, pictures_of, refuse_anothers
+    from eigenshot.reproduction.document import Owner, document_file, refuse_anothers
     from eigenshot.reproduction.execute import Places
     from eigenshot.reproduction.library import Library
     from eigenshot.reproduction.picture import draw_pictures
@@ -127,8 +127,8 @@ def reproduce(
     say(as_text(compare(chosen, choices, plan, library, session.remarks)))
     pictures = []
     if not dry_run:
-        own = pictures_of(document)
-        pictures = draw_pictures(places.results, chosen, choices, library, own)
+        owner = Owner.of(document, table)
+        pictures = draw_pictures(places.results, chosen, choices, library, owner)
     for trouble in library.troubles:
         stderr.print(f"warning: {trouble}", markup=False, highlight=False, soft_wrap=True)
     if not dry_run:
@@ -161,37 +161,18 @@ def _numbers(texts: list[str] | None) -> tuple[int, ...]:
 
 def _prepare(places: Places, *, dry_run: bool, results_only: bool) -> None:
     """Make the folder of results; refuse before hours are spent where something cannot be kept."""
-    if dry_run:
-        for option, folder in (("--results", places.results), ("--runs", places.runs)):
-            if os.path.exists(folder) and not os.path.isdir(folder):
-                raise UserError(f"{option} '{folder}' is no folder; choose another")
-        return
     if results_only and not places.results.is_dir():
         raise UserError(f"there is no folder '{places.results}' to make the table from")
-    try:
+    needed = {"--results": places.results} if results_only else {}
+    needed = needed or {"--results": places.results, "--runs": places.runs}
+    for option, folder in needed.items():
+        there = os.path.lexists(folder)
+        if dry_run and (not there or folder.is_dir()):
+            continue  # nothing will be written
+        if trouble := why_no_folder(folder):
+            raise UserError(f"{option}: {trouble}; choose another")
+    if not dry_run:
         places.results.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--results '{places.results}' cannot be a folder: {error.strerror}; choose another"
-        ) from error
-    _refuse_unwritable("--results", places.results)
-    if not results_only:
-        _check_runs(places.runs)
-
-
-def _check_runs(folder: Path) -> None:
-    """As for results, but that the folder is made with the first run."""
-    place = folder
-    while not os.path.lexists(place):
-        place = place.parent
-    if not os.path.isdir(place):
-        raise UserError(f"--runs '{folder}' cannot be a folder: '{place}' is none; choose another")
-    _refuse_unwritable("--runs", place)
-
-
-def _refuse_unwritable(option: str, folder: Path) -> None:
-    if reason := why_not_writable(folder):
-        raise UserError(f"{option} '{folder}' cannot be written to: {reason}; choose another")
 
 
 def _why_idle(plan: Plan, places: Places) -> str:

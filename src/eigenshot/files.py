@@ -46,6 +46,20 @@ def why_not_writable(folder: Path) -> str | None:
         return reason_of(error)
 
 
+def why_no_folder(folder: Path) -> str | None:
+    """Why there can be no ``folder`` to write to, as a clause; None where there can.
+
+    Nothing is made: of one that is not there yet, the folder is tried that it would be made in.
+    """
+    place = folder
+    while not os.path.lexists(place):
+        place = place.parent
+    if not os.path.isdir(place):
+        return f"'{place}' is no folder"
+    reason = why_not_writable(place)
+    return None if reason is None else f"'{place}' cannot be written to: {reason}"
+
+
 def make_room_for(file: Path) -> str | None:
     """Make the folder that ``file`` is to lie in; why it can hold none, or None where it can."""
     try:

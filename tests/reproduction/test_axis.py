@@ -12,6 +12,7 @@ from eigenshot.errors import UserError
 from eigenshot.reports import axis_picture, curves_picture
 from eigenshot.reports.axis_picture import Point, is_logarithmic
 from eigenshot.reproduction.curves import write_curve
+from eigenshot.reproduction.document import Owner
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.picture import draw_pictures
 from eigenshot.reproduction.plan import Choices, variant_of
@@ -61,9 +62,8 @@ def drawn(folder: Path, table: Path, **choices: Any) -> dict[str, dict[str, Any]
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(axis_picture, "draw_along_axis", noted)
-        before = {file.name for file in folder.glob("*.png")}
         pictures = draw_pictures(
-            folder, read_table(str(table)), Choices(**choices), Library(folder), before
+            folder, read_table(str(table)), Choices(**choices), Library(folder), Owner(str(table))
         )
     named = {picture.file.name for picture in pictures if picture.words.startswith("Accuracy by")}
     assert named == set(found)

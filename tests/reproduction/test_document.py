@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from eigenshot.errors import UserError
 from eigenshot.reproduction.curves import write_curve
@@ -105,6 +106,32 @@ def test_a_picture_of_ones_own_is_left_alone(shell: Shell, table: Path, tmp_path
         assert (code, "warning" in err) == (0, False)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "mini.png" in (tmp_path / "mini.md").read_text()
+
+
+def test_its_own_picture_is_known_wherever_the_document_has_lost_it(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    with_curve(tmp_path)
+    picture, command = tmp_path / "mini.png", ("reproduce", table, "--results-only")
+    assert shell(*command, "--results", tmp_path)[0] == 0
+    drawn = picture.read_bytes()
+    (tmp_path / "mini.md").unlink()
+    picture.write_bytes(drawn)
+    code, _, err = shell(*command, "--results", tmp_path)
+    assert (code, "warning" in err) == (0, False)
+    assert picture.read_bytes() == drawn
+
+
+def test_a_picture_from_before_they_were_marked_is_known_by_the_document(
+    shell: Shell, table: Path, tmp_path: Path
+) -> None:
+    with_curve(tmp_path)
+    picture, command = tmp_path / "mini.png", ("reproduce", table, "--results-only")
+    assert shell(*command, "--results", tmp_path)[0] == 0
+    marked = picture.read_bytes()
+    Image.new("RGB", (4, 4)).save(picture)
+    assert "warning" not in shell(*command, "--results", tmp_path)[2]
+    assert picture.read_bytes() == marked
 
 
 def test_a_picture_that_cannot_be_written_does_not_lose_the_table(

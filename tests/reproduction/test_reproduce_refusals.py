@@ -22,11 +22,11 @@ from tests.test_cli import Shell
         (["--budget", "0"], "--budget must be above 0 minutes"),
         (["--budget", "-3", "--dry-run"], "--budget must be above 0 minutes, found -3"),
         (["--device", "tpu"], "unknown device 'tpu'"),
-        (["--results", "mini.toml"], "--results 'mini.toml' cannot be a folder"),
-        (["--results", "mini.toml", "--dry-run"], "--results 'mini.toml' is no folder"),
-        (["--runs", "mini.toml"], "--runs 'mini.toml' cannot be a folder"),
-        (["--runs", "mini.toml/runs"], "cannot be a folder: 'mini.toml' is none; choose another"),
-        (["--runs", "mini.toml", "--dry-run"], "--runs 'mini.toml' is no folder"),
+        (["--results", "mini.toml"], "--results: 'mini.toml' is no folder; choose another"),
+        (["--results", "mini.toml", "--dry-run"], "--results: 'mini.toml' is no folder"),
+        (["--runs", "mini.toml"], "--runs: 'mini.toml' is no folder; choose another"),
+        (["--runs", "mini.toml/runs"], "--runs: 'mini.toml' is no folder; choose another"),
+        (["--runs", "mini.toml", "--dry-run"], "--runs: 'mini.toml' is no folder"),
     ],
 )
 def test_misuse_is_a_sentence(shell: Shell, table: Path, options: list[str], message: str) -> None:
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
     (tmp_path / "kept").mkdir(mode=0o555)
     for option, folder in (("--results", "kept"), ("--runs", "kept"), ("--runs", "kept/runs")):
         sentence = shell.refused("reproduce", table, option, tmp_path / folder)
-        assert f"{option} '" in sentence
+        assert f"{option}: '" in sentence
         assert "cannot be written to: permission denied; choose another" in sentence
 
 
@@ -140,10 +140,11 @@ def test_a_place_for_runs_that_cannot_be_written_to_is_refused_at_once(
 ) -> None:
     """Pretended, so that it holds for root too."""
     monkeypatch.setattr(
-        "eigenshot.cli_reproduce.why_not_writable",
+        "eigenshot.files.why_not_writable",
         lambda folder: "read-only file system" if folder == tmp_path / "kept" else None,
     )
     (tmp_path / "kept").mkdir()
     sentence = shell.refused("reproduce", table, "--runs", tmp_path / "kept" / "runs")
     assert "cannot be written to: read-only file system; choose another" in sentence
-    assert shell("reproduce", table, "--runs", tmp_path / "kept", "--results-only")[0] == 0
+    looking = ("reproduce", table, "--results-only", "--results", tmp_path)
+    assert shell(*looking, "--runs", tmp_path / "kept")[0] == 0

@@ -263,6 +263,22 @@ def test_an_error_that_nobody_foresaw_does_not_stop_the_table(
     assert ("Traceback" in capsys.readouterr().err) == debug
 
 
+def test_a_device_that_an_error_has_left_unusable_does_not_stop_the_table(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is asked of it then says so, also to let go of its memory."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr("eigenshot.reproduction.session.execute", broken)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", broken)
+    session = bench(bench.runs("ours", "short"))
+    assert session.failed
+    assert len(session.remarks) == 2
+
+
 def test_what_another_process_trains_is_no_failure(bench: Bench) -> None:
     busy, free = bench.runs("ours")[0], bench.runs("short")[0]
     with RunFolder(bench.places.folder(busy)).held():

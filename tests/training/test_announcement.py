@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eigenshot.methods import DeepLaplacianEigenmapsMethod
 from eigenshot.training.pretrain import pretrain
 from tests.training.test_pretrain import Recorder, tiny
 
@@ -57,3 +58,19 @@ def test_a_warm_up_that_does_not_fit_is_told(epochs: float, said: int, tmp_path:
     """An epoch has five steps, of which a warm-up may take two."""
     sentence = f"the warm-up takes half of the run, 0.4 epochs instead of {epochs:g}"
     assert notes_of(tmp_path, optimizer__warmup_epochs=epochs).count(sentence) == said
+
+
+class Silent(DeepLaplacianEigenmapsMethod):
+    def remarks(self, images: int, at_once: int) -> None:  # type: ignore[override]
+        """As one that forgets to return."""
+
+
+class Terse(DeepLaplacianEigenmapsMethod):
+    def remarks(self, images: int, at_once: int) -> str:  # type: ignore[override]
+        return "a sentence"
+
+
+@pytest.mark.parametrize(("name", "said"), [("Silent", 0), ("Terse", 1)])
+def test_methods_of_ones_own_may_say_it_otherwise(name: str, said: int, tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, method__name=f"{__name__}:{name}", method__options={})
+    assert notes.count("a sentence") == said

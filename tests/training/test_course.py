@@ -67,3 +67,12 @@ def test_rates_of_longer_runs_are_the_same_as_long_as_courses_say_so() -> None:
         assert long.schedule.plateau_end >= short.schedule.plateau_end
         for step in range(short.schedule.plateau_end):
             assert short.schedule(step) == long.schedule(step)
+
+
+@pytest.mark.parametrize("cooldown", [0.18, 0.41, 0.57, 0.7, 0.82, 0.94])
+def test_views_that_grow_as_the_rate_begins_to_fall_do_so_in_longer_runs(cooldown: float) -> None:
+    """1 less such a share is a little more than it should be."""
+    share = round(1 - cooldown, 2)
+    old = settings(100, stages=((0.0, 16), (share, 24)), cooldown=cooldown)
+    new = stretched(old, settings(200, cooldown=cooldown))
+    assert [share for share, _ in new] == pytest.approx([0.0, share])

@@ -275,7 +275,7 @@ class TestResume:
     def test_out_is_a_file(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.touch()
-        with pytest.raises(UserError, match="is a file; --out needs a folder"):
+        with pytest.raises(UserError, match="is no folder; choose another --out"):
             pretrain("glyphs", tiny(), file, device="cpu")
 
 

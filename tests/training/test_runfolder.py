@@ -81,7 +81,10 @@ class TestSessions:
         assert summary["commit"] == "bbbb"
         assert [session["commit"] for session in summary["sessions"]] == ["aaaa", "bbbb"]
 
-    def test_one_session_is_told_once(self, tmp_path: Path) -> None:
+    def test_one_session_is_told_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("EIGENSHOT_COMMIT", "aaaa")
         summary = go_on(interrupted(tmp_path / "run"))
         assert "sessions" not in summary
         assert {"commit", "hardware", "versions"} <= summary.keys()
@@ -172,3 +175,13 @@ def test_the_best_by_one_probe_does_not_stand_against_another(tmp_path: Path) ->
     ]
     assert bests[0] == unreachable
     assert bests[1][1] == 22
+
+
+def test_the_best_of_a_run_of_before_stands(tmp_path: Path) -> None:
+    """Such a state says that a probe found it, and no more."""
+    probed = {"probe__kind": "knn", "data__per_class": 2}
+    run = interrupted(tmp_path / "run", stop_at=13, **probed)
+    tensors, header = read_tensors(run / LAST, kind=FORMAT)
+    write_tensors(run / LAST, tensors, {**header, "best": [1e9, 11, "probe"]}, kind=FORMAT)
+    go_on(run, **probed)
+    assert read_tensors(run / LAST, kind=FORMAT)[1]["best"][:2] == [1e9, 11]

@@ -51,7 +51,13 @@ def is_logarithmic(places: Sequence[float]) -> bool:
 
 
 def draw_along_axis(
-    path: str | Path, shown: Sequence[Panel], *, title: str, axis: str, places: Sequence[float]
+    path: str | Path,
+    shown: Sequence[Panel],
+    *,
+    title: str,
+    axis: str,
+    places: Sequence[float],
+    note: str = "",
 ) -> None:
     """Write the picture as PNG; ``axis`` says what the horizontal axis shows.
 
@@ -69,7 +75,7 @@ def draw_along_axis(
         axes.set_xlabel(axis, color=INK)
         axes.set_ylabel(panel.measure, color=INK)
     label_at_right(grid[-1], _handles(shown))
-    save(figure, path)
+    save(figure, path, note)
 
 
 def _draw(axes: Axes, series: Series) -> None:

@@ -37,7 +37,9 @@ class Curve:
     shade: float | None = None
 
 
-def draw_curves(path: str | Path, curves: Sequence[Curve], *, title: str, measure: str) -> None:
+def draw_curves(
+    path: str | Path, curves: Sequence[Curve], *, title: str, measure: str, note: str = ""
+) -> None:
     """Write the picture as PNG; ``measure`` says what the vertical axis shows.
 
     Labels stand at the right, in the order of the last points, each in its curve's colour. Of
@@ -58,7 +60,7 @@ def draw_curves(path: str | Path, curves: Sequence[Curve], *, title: str, measur
         axes.set_xlabel("epoch", color=INK)
         axes.set_xlim(left=0)
     grid[0].set_ylabel(measure, color=INK)
-    save(figure, path)
+    save(figure, path, note)
 
 
 def _draw(axes: Axes, curve: Curve) -> Line2D:

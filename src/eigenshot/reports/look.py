@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image, UnidentifiedImageError
 
 from eigenshot.files import atomic_write
 
@@ -22,6 +23,7 @@ _STYLES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 _WHITE, _BLACK = 0.65, 0.5  # how much of it the lightest and the darkest shade have
 _ITSELF = 0.6  # where among the shades the colour itself stands
 _ACROSS = 3  # panels beside each other
+_NOTE = "Description"  # PNG's word for it
 
 
 def colour_of(place: int) -> str:
@@ -78,7 +80,17 @@ def label_at_right(axes: Axes, handles: Sequence[Line2D]) -> None:
     )
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    """Write the picture as PNG, whole or not at all."""
+def save(figure: Figure, path: str | Path, note: str = "") -> None:
+    """Write the picture as PNG, whole or not at all, with a ``note`` in it that `note_of` reads."""
+    metadata = {_NOTE: note} if note else None
     with atomic_write(path) as handle:
-        figure.savefig(handle, format="png", dpi=110, bbox_inches="tight")
+        figure.savefig(handle, format="png", dpi=110, bbox_inches="tight", metadata=metadata)
+
+
+def note_of(path: str | Path) -> str:
+    """What `save` noted in a picture; empty where there is none, or no picture."""
+    try:
+        with Image.open(path) as picture:
+            return str(picture.info.get(_NOTE, ""))
+    except UnidentifiedImageError:
+        return ""

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eigenshot.reporter import count_epochs
@@ -31,7 +30,7 @@ class _Shown:
 
 def drawing_along(
     table: Table, part: Part, choices: Choices, library: Library
-) -> Callable[[Path], None] | None:
+) -> Callable[..., None] | None:
     """What draws accuracy along the table's axis for a part of it; None where there is none.
 
     A column has a panel. A row is shown by one of its lines in the table: of the settings of now

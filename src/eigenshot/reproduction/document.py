@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from eigenshot.files import looking_into, refuse_to_replace
 from eigenshot.reproduction.names import plain_name
@@ -35,14 +37,44 @@ def refuse_anothers(file: Path, given: str) -> None:
         refuse_to_replace(file, words, lambda file: _is_of(file, given))
 
 
-def pictures_of(file: Path) -> set[str]:
-    """The names of the pictures that a document shows; none where it is not there yet."""
-    return set(_SHOWN.findall(_text(file))) if file.exists() else set()
+@dataclass(frozen=True)
+class Owner:
+    """Whose pictures are drawn: those of the table that the user calls ``given``.
+
+    ``shown`` are the names of pictures in its document as it was.
+    """
+
+    given: str
+    shown: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, document: Path, given: str) -> Self:
+        """The owner of what a document shows, if it is there yet."""
+        shown = _SHOWN.findall(_text(document)) if document.exists() else ()
+        return cls(given, frozenset(shown))
+
+    @property
+    def note(self) -> str:
+        """What a picture has in it that is drawn for the table."""
+        return made_by(shlex.join(["eigenshot", "reproduce", self.given]))
+
+    def owns(self, picture: Path) -> bool:
+        """Whether a picture that is there was drawn for the table."""
+        from eigenshot.reports.look import note_of  # matplotlib takes a second
+
+        note = note_of(picture)
+        # Older ones have no note.
+        return _names(note, self.given) if note else picture.name in self.shown
 
 
 def _is_of(file: Path, given: str) -> bool:
     lines = _text(file).splitlines()
-    match = _MADE_BY.fullmatch(lines[-1]) if lines else None
+    return bool(lines) and _names(lines[-1], given)
+
+
+def _names(line: str, given: str) -> bool:
+    """Whether a `made_by` names the table that the user calls ``given``."""
+    match = _MADE_BY.fullmatch(line)
     try:
         return match is not None and _same_table(shlex.split(match[1])[0], given)
     except ValueError:  # no words of a command line

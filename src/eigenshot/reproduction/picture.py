@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from eigenshot.errors import CorruptFileError, reason_of
 from eigenshot.reporter import count_epochs
 from eigenshot.reproduction.along_axis import drawing_along
 from eigenshot.reproduction.curves import read_curve
+from eigenshot.reproduction.document import Owner
 from eigenshot.reproduction.library import Library
 from eigenshot.reproduction.plan import Choices, epochs_asked, made_otherwise, variant_of
 from eigenshot.reproduction.results import Result, curve_file
@@ -27,12 +28,12 @@ class Picture:
 
 
 def draw_pictures(
-    folder: Path, table: Table, choices: Choices, library: Library, own: Collection[str]
+    folder: Path, table: Table, choices: Choices, library: Library, owner: Owner
 ) -> list[Picture]:
     """Write what can be drawn of each part of the table: along its axis, and learning curves.
 
-    ``own`` are the names of those that the table has drawn before. Others that are there are left
-    alone; these, and what cannot be written, are told among the troubles of the library.
+    Pictures that are there and not the ``owner``'s are left alone; these, and what cannot be
+    written, are told among the troubles of the library.
     """
     drawn = []
     for part in table.parts:
@@ -42,7 +43,7 @@ def draw_pictures(
             (folder / f"{name}.png", "Learning curves", _drawing_curves),
         ):
             draw = drawing(table, part, choices, library)
-            trouble = None if draw is None else _written(file, draw, own)
+            trouble = None if draw is None else _written(file, draw, owner)
             if trouble is not None:
                 library.troubles.append(trouble)
             elif draw is not None:
@@ -50,12 +51,12 @@ def draw_pictures(
     return drawn
 
 
-def _written(file: Path, draw: Callable[[Path], None], own: Collection[str]) -> str | None:
+def _written(file: Path, draw: Callable[..., None], owner: Owner) -> str | None:
     """Write a picture; why it was not, as a sentence, or None."""
     try:
-        if file.exists() and file.name not in own:
+        if file.exists() and not owner.owns(file):
             return f"'{file}' is there already and is no picture of this table: remove it first"
-        draw(file)
+        draw(file, note=owner.note)
     except OSError as error:
         return f"cannot write the picture '{file}': {reason_of(error)}"
     return None
@@ -70,7 +71,7 @@ def _part_name(table: Table, part: Part) -> str:
 
 def _drawing_curves(
     table: Table, part: Part, choices: Choices, library: Library
-) -> Callable[[Path], None] | None:
+) -> Callable[..., None] | None:
     """What draws the learning curves of a part of the table; None where there are none.
 
     A row is shown by its longest run of the settings of now, or else of others, of the first seed.

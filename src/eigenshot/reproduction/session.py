@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import traceback
@@ -177,7 +178,9 @@ def _clear_device() -> None:
     if torch.cuda.is_available():
         torch.compiler.reset()
         gc.collect()
-        torch.cuda.empty_cache()
+        # A device that an error has left unusable says so again; the next run tells of it.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def _sentence(error: Exception) -> str:

@@ -57,4 +57,5 @@ def _to_heed(parts: Parts) -> Iterator[str]:
     if callable(remarks := getattr(parts.method, "remarks", None)):  # it need not be a `Method`
         batch = int(config.training.batch_size)
         at_once = batch // parts.fabric.world_size // config.training.micro_batches
-        yield from remarks(len(parts.source), at_once)
+        said = remarks(len(parts.source), at_once) or ()  # of a method of one's own, perhaps None
+        yield from [said] if isinstance(said, str) else said

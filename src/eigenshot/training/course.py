@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from eigenshot.config import Config
 from eigenshot.training.schedule import Schedule, first_step, schedule_of
 
+_ROUNDING = 1e-9  # of a share: 1 - 0.7 is a little more than 0.3
+
 
 @dataclass(frozen=True)
 class Course:
@@ -84,7 +86,7 @@ def stretched(old: Config, new: Config) -> tuple[tuple[float, int], ...]:
     falls, falls_now = _fall(old), _fall(new)
     stages = []
     for share, side in old.training.resolution:
-        if share < falls:
+        if share < falls - _ROUNDING:
             moved = share * ratio
         else:
             along = (share - falls) / (1 - falls)

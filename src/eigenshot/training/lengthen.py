@@ -151,8 +151,8 @@ class Shorter:
         own = self.folder.read_data()
         try:
             summary = self.folder.read_summary()
-        except CorruptFileError:  # not finished, or damaged since: what it tells is not needed
-            summary = {}
+        except CorruptFileError:  # not finished, or damaged since
+            summary = own.get("sessions", [{}])[-1]
         history = {
             "epochs": self.config.training.epochs,
             "step": step,

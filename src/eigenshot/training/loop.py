@@ -72,6 +72,8 @@ def train(
     )
     optimizer = create_optimizer(method, config.optimizer, parts.fabric.device)
     meter, progress = Meter(), Progress()
+    probing = config.probe.kind != "none"
+    scored_by = probed_by(config.probe, parts.encoder.preprocessing.image_size)
     if going_on:
         with all_or_none(parts.fabric):
             progress = load_checkpoint(
@@ -82,6 +84,8 @@ def train(
                     f"'{folder.last}' is a state after {progress.step} steps, where the run has "
                     f"{total_steps}; put the run's own back"
                 )
+        if progress.best_by == "probe":  # of before there was more to tell: by the same, as a rule
+            progress.best_by = scored_by
         require_agreement(
             parts.fabric,
             progress.step,
@@ -106,8 +110,6 @@ def train(
         keeper.restore_kept(progress)
     watch = _Stopwatch(progress, batch)
     health = _Health(parts, reporter)
-    probing = config.probe.kind != "none"
-    scored_by = probed_by(config.probe, parts.encoder.preprocessing.image_size)
 
     log = MetricsLog(folder, config.logging, progress.step)
     with Interruption() as interruption, log, keeper:

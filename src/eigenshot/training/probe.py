@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,11 @@ from eigenshot.training.parts import Parts
 _GRAPH_IMAGES = 1000  # the batch whose neighbour graph is measured
 _GRAPH_NEIGHBOURS = 10
 _CHUNK = 128  # images embedded at once
+# The settings that the accuracy of a probe depends on.
+_HEEDED = {
+    "knn": ("data", "max_images"),
+    "fewshot": ("data", "max_images", "shots", "episodes"),
+}
 
 
 def open_probe(parts: Parts, data: Any, reporter: Reporter) -> Probe | None:
@@ -62,8 +66,8 @@ def probed_by(config: ProbeConfig, image_size: int) -> str:
 
     ``image_size`` is the side in which the encoder looks at images.
     """
-    settings = {name: value for name, value in asdict(config).items() if name != "every"}
-    return f"probe of {image_size} px, {json.dumps(settings, sort_keys=True)}"
+    heeded = {name: getattr(config, name) for name in _HEEDED.get(config.kind, ())}
+    return f"{config.kind} at {image_size} px, {json.dumps(heeded)}"
 
 
 class Probe:

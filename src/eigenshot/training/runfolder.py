@@ -16,7 +16,7 @@ from eigenshot.configfile import config_from_table, to_toml
 from eigenshot.data.reading.locks import locked
 from eigenshot.encoder import FILE_NAME as ENCODER_NAME
 from eigenshot.errors import CorruptFileError, UserError, reason_of
-from eigenshot.files import remove_leftovers, why_not_writable, write_json, write_text
+from eigenshot.files import remove_leftovers, why_no_folder, write_json, write_text
 
 _MARK = "eigenshot_run"
 # What is known of the images and of what came before, as far as it decides what is learned.
@@ -51,13 +51,8 @@ class RunFolder:
 
     def check(self, resume: bool) -> None:
         """Refuse a folder that cannot be written, holds other things, or a run unless asked."""
-        place = self.path
-        while not place.exists():
-            place = place.parent
-        if not place.is_dir():
-            raise UserError(f"'{place}' is a file; --out needs a folder")
-        if reason := why_not_writable(place):
-            raise UserError(f"'{place}' cannot be written to: {reason}; choose another --out")
+        if trouble := why_no_folder(self.path):
+            raise UserError(f"{trouble}; choose another --out")
         if not self.path.exists() or self._is_bare():
             return
         if not self.read_data().get(_MARK):

@@ -77,8 +77,6 @@ class Watch:
 
     def end_children(self) -> None:
         """End those that do not end by themselves, now that this process has failed."""
-        if not self.children:
-            return
         self.stop()
         ending = self.children.copy()
         self.children.clear()
