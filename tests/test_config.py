@@ -278,3 +278,11 @@ def test_settings_made_in_python_are_held_to_the_same_bounds() -> None:
         replace(config, optimizer=replace(config.optimizer, lr=math.inf))
     with pytest.raises(UserError, match=r"data\.mean must be finite"):
         replace(config, data=replace(config.data, mean=(math.nan, 0.0, 0.0)))
+
+
+@pytest.mark.parametrize("text", ['method={name="simclr"}', "training = {seed=7}"])
+def test_a_section_is_not_set_as_a_whole(text: str) -> None:
+    """By it a setting passed by what refuses it under its own name."""
+    with pytest.raises(UserError, match="--set takes one setting at a time"):
+        parse_override(text)
+    assert parse_override("backbone.options={widths=[4, 8]}")[1] == {"widths": [4, 8]}

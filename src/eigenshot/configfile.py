@@ -158,6 +158,12 @@ def parse_override(text: str) -> tuple[str, Any]:
         parsed = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+    # A whole section would pass by what is checked of its settings by their names.
+    if isinstance(parsed, dict) and "." not in key:
+        raise UserError(
+            f"--set takes one setting at a time, for instance optimizer.lr=0.1; found the section "
+            f"'{text}'"
+        )
     return key.strip(), parsed
 
 
